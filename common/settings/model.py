@@ -150,6 +150,10 @@ def frequent_settings(model: type[BaseModel]) -> dict[str, str]:
     return {name: found[name].example for name in sorted(found, key=lambda name: found[name].order)}
 
 
+def unmet_in(field: FieldInfo, values: Mapping[str, Any]) -> list[OnlyIf]:
+    return [condition for condition in conditions_of(field) if not condition.holds(values)]
+
+
 def conditions_of(field: FieldInfo) -> list[OnlyIf]:
     return [item for item in field.metadata if isinstance(item, OnlyIf)]
 
@@ -161,9 +165,7 @@ def unmet_conditions(config: BaseModel, facts: Mapping[str, Any] | None = None) 
     return {
         name: unmet
         for name, field in all_settings(type(config))
-        if name in given
-        and values[name] != field.get_default(call_default_factory=True)
-        and (unmet := [condition for condition in conditions_of(field) if not condition.holds(values)])
+        if name in given and values[name] != field.get_default(call_default_factory=True) and (unmet := unmet_in(field, values))
     }
 
 

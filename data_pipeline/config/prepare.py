@@ -12,11 +12,11 @@ from common.settings.model import (
     Place,
     Section,
     Settings,
-    conditions_of,
     is_table,
     keep_set,
     needed_text,
     unmet_conditions,
+    unmet_in,
     with_nones,
 )
 from data_pipeline.config.filters import HeuristicConfig, LanguageConfig, QualityConfig
@@ -241,9 +241,9 @@ def settings_without_effect(config: PrepareConfig) -> list[str]:
     values = {"balance.by": config.balance.by}
     for source, settings in config.source.items():  # those that only sources have, such as their weight
         for name, field in SourceConfig.model_fields.items():
-            conditions = [condition for condition in conditions_of(field) if not condition.holds(values)]
-            if conditions and getattr(settings, name) != field.default:
-                warnings.append(needed_text(f"source.{source}.{name}", conditions))
+            needs = unmet_in(field, values)
+            if needs and getattr(settings, name) != field.default:
+                warnings.append(needed_text(f"source.{source}.{name}", needs))
     return warnings
 
 

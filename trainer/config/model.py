@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from common.errors import ConfigError
 from common.settings.markers import EXPORTED, FITS_WEIGHTS, OF_TRAINING, AlsoCalled, FixesShapes, Frequent, Identity, OnlyIf
-from common.settings.model import Section, conditions_of, markers_of, settings_with
+from common.settings.model import Section, markers_of, settings_with, unmet_in
 from common.text import named_values
 
 _LLAMA, _GPT2 = OnlyIf("model.block = llama"), OnlyIf("model.block = gpt2")
@@ -203,9 +204,10 @@ class ModelConfig(Section):
         """Return whether queries and keys of a layer are rotated. The first layer has number 1."""
         return not self.nope_every or number % self.nope_every != 0
 
-    def has_window(self, number: int) -> bool:
-        """Return whether a token sees only the last `window` tokens in a layer. The first layer has number 1."""
-        return self.window > 0 and self.window_pattern[(number - 1) % len(self.window_pattern)] == "S"
+    @property
+    def windows(self) -> list[bool]:
+        """For each layer, whether a token sees only the last `window` tokens in it."""
+        return [self.window > 0 and letter == "S" for letter in islice(cycle(self.window_pattern), self.layers)]
 
     @property
     def scaling(self) -> dict[str, Any]:
@@ -306,11 +308,7 @@ def differing_shape(model: ModelConfig, initial: ModelConfig) -> dict[str, tuple
 
 def _without_effect(model: ModelConfig) -> set[str]:
     values = {f"model.{name}": value for name, value in model}
-    return {
-        f"model.{name}"
-        for name, field in ModelConfig.model_fields.items()
-        if any(not condition.holds(values) for condition in conditions_of(field))
-    }
+    return {f"model.{name}" for name, field in ModelConfig.model_fields.items() if unmet_in(field, values)}
 
 
 def shape_settings() -> dict[str, str]:

@@ -161,7 +161,7 @@ def check_settings(model: ModelConfig) -> None:
     own_theta = _own_theta(model.window_rope_theta or model.rope_theta, model.rope_theta, model.rope_scaling)
     shortest = model.model_copy(
         update={
-            "window_pattern": _pattern([model.has_window(number) for number in _numbers(model)]),
+            "window_pattern": _pattern(model.windows),
             "window_rope_theta": None if model.window_rope_theta is None else own_theta,
         }
     )
@@ -173,10 +173,6 @@ def check_settings(model: ModelConfig) -> None:
         )
 
 
-def _numbers(model: ModelConfig) -> range:
-    return range(1, model.layers + 1)
-
-
 def _model_type(model: ModelConfig) -> str:
     if model.is_gpt2:
         return "gpt2"
@@ -186,8 +182,7 @@ def _model_type(model: ModelConfig) -> str:
         return "smollm3"
     if model.qk_norm or model.qkv_biases:
         return "qwen3" if model.qk_norm else "qwen2"
-    windows = {model.has_window(number) for number in _numbers(model)}
-    return "llama" if windows == {False} else "mistral" if windows == {True} else "ministral"
+    return "ministral" if any(model.windows) and not all(model.windows) else "mistral" if any(model.windows) else "llama"
 
 
 def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
@@ -208,26 +203,25 @@ def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
         common["hidden_act"] = next(name for name, form in _GELU.items() if form == model.gelu)
         unknown = ("num_key_value_heads", "head_dim")
         return {_OF_GPT2.get(field, field): value for field, value in common.items() if field not in unknown}
-    rotated = [int(model.is_rotated(number)) for number in _numbers(model)]
-    windows = [model.has_window(number) for number in _numbers(model)]
-    if any(windows):
+    rotated = [int(model.is_rotated(number)) for number in range(1, model.layers + 1)]
+    kinds = [_SLIDING if one else _FULL for one in model.windows]
+    if any(model.windows):
         common |= {
             "sliding_window": model.window,
             **({"use_sliding_window": True} if model_type in _SWITCHED else {}),
-            **({} if model_type == "mistral" else {"layer_types": [_SLIDING if one else _FULL for one in windows]}),
+            **({} if model_type == "mistral" else {"layer_types": kinds}),
         }
     if model.post_norms:
-        local = model.window_rope_theta or model.rope_theta
         common |= {
             "sliding_window": model.window or _GEMMA["sliding_window"],
-            "layer_types": [_SLIDING if one else _FULL for one in windows],
+            "layer_types": kinds,
             "hidden_activation": common["hidden_act"],
             "query_pre_attn_scalar": model.query_scalar or model.head_size,
-            "attn_logit_softcapping": (model.attention_softcap if model_type == "gemma2" else None) or None,
+            "attn_logit_softcapping": model.attention_softcap or None if model_type == "gemma2" else None,
             "final_logit_softcapping": model.logit_softcap or None,
         }
     if model_type == "gemma3_text":
-        default = {"rope_type": "default"}
+        default, local = {"rope_type": "default"}, model.window_rope_theta or model.rope_theta
         return common | {
             "rope_theta": model.rope_theta,
             "rope_local_base_freq": local,
@@ -238,7 +232,7 @@ def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
             "rope_scaling": model.scaling or None,
         }
     return common | {
-        **({"max_window_layers": [*windows, True].index(True)} if model_type in ("qwen3", "qwen2") else {}),
+        **({"max_window_layers": [*model.windows, True].index(True)} if model_type in ("qwen3", "qwen2") else {}),
         **({"no_rope_layers": rotated, "no_rope_layer_interval": model.nope_every} if model_type == "smollm3" else {}),
         "rope_theta": model.rope_theta,  # transformers 4 and programs that follow it
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta} | model.scaling,  # transformers 5

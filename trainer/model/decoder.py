@@ -114,8 +114,8 @@ class DecoderBody(nn.Module):
             if rotation is not None and config.window_rope_theta is not None:
                 near_rotation = rotary_table(positions_BL, config.head_size, config.window_rope_theta)
         found: list[tuple[Rotation, Layout]] = []
-        for number in range(1, config.layers + 1):
-            chosen, own = (near_rotation, near) if config.has_window(number) else (rotation, layout)
+        for number, has_window in enumerate(config.windows, start=1):
+            chosen, own = (near_rotation, near) if has_window else (rotation, layout)
             found.append((chosen if config.is_rotated(number) else None, own))
         return found
 
@@ -230,9 +230,7 @@ def flops_per_token(config: ModelConfig, vocab_size: int, attended_length: int, 
         4 * (layers * (2 D N H + 2 D K H + 3 D F) + D V)  +  6 * weights of the adapters  +  12 * layers * N * H * T
     """
     output_projection = 6 * config.width * config.padded_vocab(vocab_size)
-    lengths = [
-        min(attended_length, config.window) if config.has_window(n) else attended_length for n in range(1, config.layers + 1)
-    ]
+    lengths = [min(attended_length, config.window) if has_window else attended_length for has_window in config.windows]
     all_trained = sum(DecoderLayer.flops(config, length) for length in lengths) + output_projection
     if lora.rank is None:
         return float(all_trained)

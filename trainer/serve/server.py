@@ -113,7 +113,7 @@ class Service:
         if not (len(host) == 1 and _LOCAL.fullmatch(host[0])):
             raise RequestError("the header Host names another machine; use http://127.0.0.1, or start the server with a token", 403)
         origin = request.headers.get("Origin")
-        if origin is not None and origin.partition("://")[2] != "".join(host):
+        if origin is not None and origin.partition("://")[2] != host[0]:
             raise RequestError("the request comes from a page of another site, which may not use this server", 403)
 
     def _check_token(self, request: web.BaseRequest) -> None:

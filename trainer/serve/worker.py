@@ -94,7 +94,7 @@ class Worker:
 
     def _take(self) -> bool:
         """Begin the next text; wait for one if there is nothing else to do. Return whether there was one."""
-        # What follows is a function of its own, like `_write_token`, so that no name holds a text's memory during the wait.
+        # The local variables of `_begin` and `_write_token` hold the cache of a text. They are gone before this wait.
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._active or self._is_closing)
             if not self._waiting or self._num_active == self._num_turns:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,10 @@ from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
 from trainer.parallel.fsdp import gathered, shard
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENIZER = ByteTokenizer()
 CONFIG = tiny_config(Path("data"), Path("run"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small tensors are not worth a second thread, and waiting for one that has no core takes long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

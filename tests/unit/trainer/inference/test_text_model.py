@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,18 +18,11 @@ from trainer.inference.text_model import TextModel, TokenRows, can_cache, window
 from trainer.model.attention import Layout, make_layout
 from trainer.model.decoder import Decoder, build_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONTEXT, VOCAB = 16, 60
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "context": CONTEXT, "init_std": 0.3}
 """Weights large enough that the next token depends on what stands before."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small tensors are not worth a second thread, and waiting for one that has no core takes long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def decoder(**shape: Any) -> Decoder:

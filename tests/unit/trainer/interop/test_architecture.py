@@ -232,6 +232,6 @@ def test_the_pattern_of_windows_is_the_shortest_one_that_means_the_same(word: st
     windows = [one == "S" for one in word]
     pattern = _pattern(windows)
     model = ModelConfig(layers=len(word), window=8 if any(windows) else 0, window_pattern=pattern)
-    assert [model.has_window(number) for number in range(1, len(word) + 1)] == windows
+    assert model.windows == windows
     for size in range(1, len(pattern)):
         assert any(one != pattern[place % size] for place, one in enumerate(word))

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import torch
 
 from common.errors import CheckpointError
 from tests.support.served import CONTEXT, TEMPLATE, Client, post, served, small_model
@@ -21,19 +20,13 @@ from trainer.inference.text_model import TextModel
 from trainer.serve import server
 from trainer.serve.server import Limits
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODEL = small_model()
 TOKEN = "a-token-of-a-test-0123456789"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ASKED = {"prompt": "once", "max_tokens": 12, "seed": 5}
 MESSAGES = [{"role": "user", "content": "Hello"}]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,10 @@ from trainer.serve import worker as worker_module
 from trainer.serve.forms import RequestError
 from trainer.serve.worker import Event, Full, Job, Started, Worker
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODEL = small_model()
 LONG = Sampling(100_000, seed=1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Reader:
