@@ -62,7 +62,7 @@ class GumbelNoise:
     def next(self, vocab_size: int) -> Tensor:
         exponential_BV = np.stack([self._exponential(key, vocab_size) for key in self._keys])
         self._draw += 1
-        return -torch.from_numpy(exponential_BV).clamp_(min=_LEAST_EXPONENTIAL).log_()
+        return torch.from_numpy(exponential_BV).clamp_(min=_LEAST_EXPONENTIAL).log_().neg_()
 
     def keep(self, rows: Sequence[int]) -> None:
         self._keys = [self._keys[row] for row in rows]

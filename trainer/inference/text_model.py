@@ -24,6 +24,7 @@ from trainer.inference.sampling import GumbelNoise, Sampling, choose_tokens
 from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder
 from trainer.model.layers import Attention, DecoderLayer
+from trainer.model.linear import multiplied_packed, packed_weights
 
 FinishReason = Literal["end", "stop", "length"]
 """end: the model ended the text; stop: a stop text or a stop token ended it; length: the text has `max_tokens` tokens."""
@@ -141,9 +142,9 @@ class TokenRows:
             for number, row in enumerate(self.rows):
                 self._seen_BV[number, row] = True
         self._vocab_size = vocab_size
-        longest = max(len(row) for row in self.rows) + sampling.max_tokens
+        num_slots = min(context, max(len(row) for row in self.rows) + sampling.max_tokens)
         self._logits = (
-            _Cached(model, context, min(context, longest)) if use_cache and can_cache(model) else _Uncached(model, context)
+            _Cached(model, context, len(prompts), num_slots) if use_cache and can_cache(model) else _Uncached(model, context)
         )
 
     @torch.no_grad()
@@ -192,12 +193,13 @@ class _Uncached:
 class _Cached:
     """Computes the new token of each row only. It computes whole windows at the start and whenever a window has moved."""
 
-    def __init__(self, model: nn.Module, context: int, num_slots: int) -> None:
+    def __init__(self, model: nn.Module, context: int, num_rows: int, num_slots: int) -> None:
         assert isinstance(model, Decoder)
         self._model, self._context = model, context
         self._device = next(model.parameters()).device
         self._starts: list[int] = []
         self._cache = model.empty_cache(num_slots)
+        self._packed = packed_weights(model, num_rows)
 
     def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
         starts = [window_start(len(row), self._context) for row in rows]
@@ -216,7 +218,7 @@ class _Cached:
         tokens_BT = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in new], device=self._device)
         first_B1 = torch.tensor(first_positions, device=self._device)[:, None]
         positions_BT = first_B1 + torch.arange(longest, device=self._device)
-        with uncompiled():
+        with uncompiled(), multiplied_packed(self._packed):
             hidden_BTD = self._model.extend(tokens_BT, positions_BT, max(first_positions) + longest, self._cache)
             last_B = torch.tensor([len(tokens) - 1 for tokens in new], device=self._device)
             last_BD = hidden_BTD[torch.arange(len(new), device=self._device), last_B]

@@ -3,7 +3,7 @@
 On x86 PyTorch computes the fp32 products of `nn.Linear` with MKL, and 16-bit products with oneDNN. On Intel processors MKL is up to
 1.2 times as fast as oneDNN. On others oneDNN is faster: 2.0 to 2.4 times forward and for the gradient of the input, and 1.5 to 2.0
 times for the gradient of the weight, where both factors are transposed (768x128 to 2048x1024, one core of an EPYC 9005, torch 2.13,
-2026-11-27).
+2026-11-27). For a few rows it is faster only if the weights are in its own layout (8 rows: 2.2 to 2.8 times).
 
 float8 is computed by torchao, which is optional. Inputs, weights and gradients of the layers' matrix products are cast to eight
 bits with one scale for each tensor, computed from its current largest value (torchao's "tensorwise" recipe). The result has the
@@ -16,6 +16,10 @@ M rows of the first factor   K inner width   N rows of the second factor
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -31,8 +35,9 @@ _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-unty
 _IS_INTEL = from_cpuinfo("vendor_id") == ["GenuineIntel"]
 PRODUCTS = "MKL" if _IS_INTEL and _HAS_MKL else "oneDNN" if _HAS_ONEDNN else "PyTorch's default"
 """The library of fp32 products on this CPU."""
-_FEWEST_ROWS = 32
-"""With fewer rows, for example when tokens are generated one by one, the setup of oneDNN takes longer than the product."""
+_FEWEST_ROWS, _FEWEST_PACKED = 32, 2
+"""With fewer rows the setup of oneDNN takes longer than the product."""
+_PACKED: ContextVar[Mapping[Tensor, Tensor]] = ContextVar("packed", default=MappingProxyType({}))
 _NEEDED_CAPABILITY = (8, 9)  # compute capability of Ada Lovelace, the first GPUs whose tensor cores multiply float8
 _MULTIPLE = 16
 _INSTEAD = "use precision = bf16"
@@ -59,7 +64,32 @@ def multiplied(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Te
 
 def product(a: Tensor, b_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return `a @ b^T + bias`. A product of oneDNN has no gradient; the caller computes it."""
-    return _by_onednn(a, b_NK, bias_N) if _suits(a, b_NK) else functional.linear(a, b_NK, bias_N)
+    return _by_onednn(a, _PACKED.get().get(b_NK, b_NK), bias_N) if _suits(a, b_NK) else functional.linear(a, b_NK, bias_N)
+
+
+def packed_weights(model: nn.Module, num_rows: int) -> dict[Tensor, Tensor]:
+    """Return the weights that oneDNN multiplies in its own layout, each with its copy there. The copies need as much memory again.
+
+    `num_rows` is the usual number of rows of the other factor. There are none where oneDNN would not be faster.
+    """
+    weights = [layer.weight for layer in model.modules() if isinstance(layer, Linear)]
+    if PRODUCTS != "oneDNN" or num_rows < _FEWEST_PACKED:
+        return {}
+    return {
+        weight_NK: torch.ops.mkldnn._reorder_linear_weight(weight_NK.detach(), num_rows)
+        for weight_NK in weights
+        if weight_NK.is_cpu and weight_NK.dtype == torch.float32 and type(weight_NK.data) is Tensor  # not divided by FSDP
+    }
+
+
+@contextmanager
+def multiplied_packed(packed: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Use `packed_weights`, which are those of the time when they were packed. There are no gradients."""
+    token = _PACKED.set(packed)
+    try:
+        yield
+    finally:
+        _PACKED.reset(token)
 
 
 def add_product(sum_MN: Tensor, a_MK: Tensor, b_NK: Tensor) -> None:
@@ -102,7 +132,7 @@ def _suits(a: Tensor, b_NK: Tensor) -> bool:
         a.is_cpu
         and a.dtype == b_NK.dtype == torch.float32
         and a.shape[-1] == b_NK.shape[-1] > 0
-        and a.numel() >= _FEWEST_ROWS * a.shape[-1]
+        and a.numel() >= (_FEWEST_PACKED if b_NK in _PACKED.get() else _FEWEST_ROWS) * a.shape[-1]
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and PRODUCTS == "oneDNN"

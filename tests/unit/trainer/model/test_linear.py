@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainer.model import linear
-from trainer.model.linear import Linear, add_product, product, product_operators
+from trainer.model.linear import Linear, add_product, multiplied_packed, packed_weights, product, product_operators
 
 SIZES = st.integers(1, 70)
 has_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs PyTorch with oneDNN")
@@ -97,6 +98,34 @@ def test_many_rows_are_multiplied_by_onednn_and_few_are_not() -> None:
     counts = used(lambda: layer(x).sum().backward())
     assert counts["mkldnn::_linear_pointwise"] == 3, "forward, and the gradients of input and weight"
     assert "aten::mm" not in counts
+
+
+@has_onednn
+@pytest.mark.usefixtures("by_onednn")
+@given(st.integers(2, 40), SIZES, SIZES, st.booleans())
+def test_packed_weights_give_the_same_products(rows: int, inner: int, outer: int, bias: bool) -> None:
+    layer, x = Linear(inner, outer, bias=bias), random(rows, inner)
+    with torch.no_grad(), multiplied_packed(packed_weights(layer, rows)):
+        torch.testing.assert_close(layer(x), functional.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
+
+
+@has_onednn
+@pytest.mark.usefixtures("by_onednn")
+@torch.no_grad()
+def test_a_few_rows_are_multiplied_by_onednn_where_its_layout_is_at_hand() -> None:
+    layer, x = Linear(16, 32), random(8, 16)
+    with multiplied_packed(packed_weights(layer, 8)):
+        assert "mkldnn::_linear_pointwise" in used(lambda: layer(x))
+        assert "mkldnn::_linear_pointwise" not in used(lambda: layer(x[:1]))
+        assert "mkldnn::_linear_pointwise" not in used(lambda: Linear(16, 32)(x))
+    assert "mkldnn::_linear_pointwise" not in used(lambda: layer(x))
+
+
+@pytest.mark.usefixtures("by_onednn")
+def test_only_what_onednn_multiplies_faster_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packed_weights(nn.Sequential(Linear(8, 8).double(), nn.Linear(8, 8)), 8) == packed_weights(Linear(8, 8), 1) == {}
+    monkeypatch.setattr(linear, "PRODUCTS", "MKL")
+    assert packed_weights(Linear(8, 8), 8) == {}
 
 
 def test_where_mkl_is_faster_no_product_is_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
