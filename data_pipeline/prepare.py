@@ -33,7 +33,7 @@ from data_pipeline.stages.select import cuts_of_sources, documents_of, labels_of
 from data_pipeline.stages.split import split_all
 from data_pipeline.stages.tokenize import report_of_tokens, tokenize_all
 from data_pipeline.stages.train_quality import train_quality, trained_reference
-from data_pipeline.stages.train_tokenizer import train_on_sample
+from data_pipeline.stages.train_tokenizer import train_on_sample, with_bos_of_supplied
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ def prepare(config: PrepareConfig) -> Manifest:
         config = adapted(config, inputs)
         checks.check_settings(inputs, config)
         remember_digests(inputs, output / INPUTS)
+        as_given, config = config, with_bos_of_supplied(config)
         settings = settings_of(config)
         identities = [file.identity for file in inputs]
         fingerprint = fingerprint_of(settings, identities)
@@ -56,6 +57,11 @@ def prepare(config: PrepareConfig) -> Manifest:
                 if version != PIPELINE_VERSION:
                     logger.info("it was prepared by version %d of the pipeline; --replace true prepares it again", version)
                 return finished
+            if config is not as_given and not config.replace:  # before tokenizers decided about bos, each document had one
+                known = fingerprint_of(settings_of(as_given), identities, version)
+                if (finished := reuse_finished(output, known, rejects=config.keep_rejects)) is not None:
+                    logger.info("it was prepared with tokenizer.add_bos = true; --replace true prepares it again")
+                    return finished
         check_may_replace(output, fingerprint, settings, identities, replace=config.replace)
 
         partitions = cut_into_partitions(inputs, config.partition_bytes)

@@ -34,7 +34,11 @@ class TokenizerConfig(Section):
         Frequent("8192", 6),
         AlsoCalled("vocab vocab_size n_vocab"),
     ] = Field(32_000, description="Number of tokens in the vocabulary of bpe and unigram; auto: chosen from the amount of text.")
-    add_bos: ShapesData[bool] = Field(True, description="Whether each document begins with the bos token.")
+    add_bos: ShapesData[bool] = Field(
+        True,
+        description="Whether each document begins with the bos token. If it is not set, a tokenizer at path that puts none before "
+        "a text has none here.",
+    )
     add_eos: ShapesData[bool] = Field(True, description="Whether each document ends with the eos token.")
     sample_bytes: Annotated[ShapesData[int], _OWN, _TRAINED] = Field(
         32 * _MIB, ge=1024, description="Bytes of training text that train the tokenizer, drawn evenly from all sources."
@@ -60,10 +64,10 @@ class TokenizerConfig(Section):
 
     @model_validator(mode="after")
     def _tokens_have_names(self) -> Self:
-        named = {role: name for role in ("pad", "unk", "bos", "eos") if (name := getattr(self, f"{role}_token")) is not None}
-        if named and self.path is None:
+        if self.chosen_names and self.path is None:
             raise ValueError(
-                f"{next(iter(named))}_token is set, but path is not; only a supplied tokenizer has other names, so remove it"
+                f"{next(iter(self.chosen_names))}_token is set, but path is not; only a supplied tokenizer has other names, so "
+                "remove it"
             )
         if self.path is not None and self.extra_special:
             raise ValueError(
@@ -76,6 +80,11 @@ class TokenizerConfig(Section):
         if len(set(self.extra_special)) < len(self.extra_special):
             raise ValueError("extra_special names a token twice; remove one of them")
         return self
+
+    @property
+    def chosen_names(self) -> dict[str, str]:
+        """The names of special tokens that are set, by role."""
+        return {role: name for role in ("pad", "unk", "bos", "eos") if (name := getattr(self, f"{role}_token")) is not None}
 
     @property
     def is_trained(self) -> bool:

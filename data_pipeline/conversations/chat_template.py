@@ -82,8 +82,7 @@ def chosen_template(chat: ChatConfig, tokenizer: TokenizerConfig, extra_special:
         return None
     source = template_source(chat, tokenizer)
     if tokenizer.path is not None:
-        chosen = {role: name for role in OWN_NAMES if (name := getattr(tokenizer, f"{role}_token")) is not None}
-        return ChatTemplate.of(source, open_supplied(tokenizer.path, chosen))
+        return ChatTemplate.of(source, open_supplied(tokenizer.path, tokenizer.chosen_names))
     names = dict.fromkeys((*OWN_NAMES.values(), *tokenizer.extra_special, *extra_special))
     variables = {f"{role}_token": name for role, name in OWN_NAMES.items()}
     return ChatTemplate(source, variables, tuple(NamedToken(name, -1) for name in names))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,15 +8,30 @@ from pathlib import Path
 import pyarrow as pa
 
 from common.files import digest_bytes, write_atomic
-from data_pipeline.config import TokenizerConfig
+from data_pipeline.config import PrepareConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE, ChatTemplate
 from data_pipeline.dataset.layout import TOKENIZER
 from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.execution.tasks import commit_result
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept, texts_of
-from data_pipeline.tokenizer import Tokenizer, save_tokenizer
+from data_pipeline.tokenizer import Tokenizer, open_supplied, save_tokenizer
 from data_pipeline.tokenizer.training import alphabet_of, sample_pieces, train_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def with_bos_of_supplied(config: PrepareConfig) -> PrepareConfig:
+    """Return settings without bos for a supplied tokenizer that puts none before a text, unless the user has set it."""
+    settings = config.tokenizer
+    if settings.path is None or "add_bos" in settings.model_fields_set:
+        return config
+    tokenizer = open_supplied(settings.path, settings.chosen_names)
+    if tokenizer.first_ids:
+        return config
+    reason = "names no bos token" if tokenizer.bos_id is None else "puts no bos token before a text"
+    logger.info("tokenizer.add_bos = false, because %s %s; set it to true for documents that begin with one", settings.path, reason)
+    return config.model_copy(update={"tokenizer": settings.model_copy(update={"add_bos": False})})
 
 
 def train_on_sample(job: Job, split: Sequence[SplitResult], chat: ChatTemplate | None = None) -> TrainedTokenizer:

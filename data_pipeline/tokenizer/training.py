@@ -13,7 +13,7 @@ import sentencepiece
 
 from common.errors import ConfigError
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.tokenizer.base import ROLES, SPECIAL_IDS, ByteTokenizer, CharacterTokenizer, Tokenizer
+from data_pipeline.tokenizer.base import SPECIAL_IDS, ByteTokenizer, CharacterTokenizer, Tokenizer
 from data_pipeline.tokenizer.loading import open_supplied
 from data_pipeline.tokenizer.model_file import without_provenance
 from data_pipeline.tokenizer.sentence_pieces import SPACE_MARK, SentencePieceTokenizer
@@ -74,8 +74,7 @@ class VocabSizeError(ConfigError):
 
 
 def _supplied(path: Path, settings: TokenizerConfig, needed: Sequence[str]) -> Tokenizer:
-    chosen = {role: name for role in ROLES if (name := getattr(settings, f"{role}_token")) is not None}
-    tokenizer = open_supplied(path, chosen)
+    tokenizer = open_supplied(path, settings.chosen_names)
     for role, id_ in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)):
         if getattr(settings, f"add_{role}") and id_ is None:
             raise ConfigError(

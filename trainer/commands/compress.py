@@ -79,6 +79,7 @@ def run(options: CompressOptions) -> None:
         "step": source.step,
         "average": source.is_average,
         "weights": source.weights_digest,
+        **({} if source.record.generation is None else {"generation": source.record.generation}),
     }
     with new_folder(output) as folder:
         write_untrained(

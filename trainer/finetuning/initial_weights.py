@@ -75,7 +75,9 @@ class InitialRun:
         """Return the checkpoint that `which` names, with the digest of its weights."""
         step, weights = self._load(which)
         self._chosen = step, weights
-        return Origin(record=self._saved.record_digest, step=step, weights=weights_digest(weights))
+        advice = self._saved.record.generation
+        more = {} if advice is None else {"generation": advice}
+        return Origin(record=self._saved.record_digest, step=step, weights=weights_digest(weights), **more)
 
     def take(self, origin: Origin) -> Mapping[str, Tensor]:
         """Return the weights of the checkpoint `origin`. They are kept no longer."""

@@ -59,8 +59,7 @@ def read_generation(directory: Path, config: str, tokenizer: Tokenizer) -> dict[
 
 def advised_sampling(run: Path) -> SamplingOptions:
     """Return the sampling of `generate` for a run, unless options say otherwise."""
-    imported = SavedRun(run).record.imported
-    return sampling_of({} if imported is None else imported.generation)
+    return sampling_of(SavedRun(run).record.generation or {})
 
 
 def sampling_of(advice: Mapping[str, Any]) -> SamplingOptions:

@@ -56,6 +56,8 @@ class Origin(Schema):
     record: str  # digest of the other run's `record.json`
     step: Count
     weights: str  # digest of the weights: those of the checkpoint, or their moving average
+    generation: dict[str, Plain] | None = None
+    """Advice for sampling of the published model that the weights come from; None: they were trained from random ones."""
 
 
 class RecordedData(Schema):
@@ -136,6 +138,12 @@ class Record(Schema):
     total_weights: Count | None = None
     ended_by: str | None = None
     alerts: dict[str, Count] = Field(default_factory=dict)
+
+    @property
+    def generation(self) -> dict[str, Plain] | None:
+        """Advice for sampling of the published model that the run holds or began with, None if it is of no such model."""
+        holder = self.imported or self.initial or self.compressed
+        return None if holder is None else holder.generation
 
     @property
     def adjustments(self) -> Adjustments:

@@ -66,8 +66,8 @@ def _generation(source: SavedDecoder) -> dict[str, Any]:
         "top_k": usual.top_k or 0,
         "top_p": usual.top_p,
     }
-    if source.record.imported is not None:
-        settings = dict(source.record.imported.generation)
+    if source.record.generation is not None:
+        settings = dict(source.record.generation)
     turn = None if source.chat_template is None else end_of_turn_id(source.chat_template, source.tokenizer)
     ends = list(dict.fromkeys([*([] if turn is None else [turn]), *source.tokenizer.end_ids]))
     padding = list(range(size, source.config.model.padded_vocab(size)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +26,9 @@ from common.settings.dotted import flatten, to_toml
 from common.settings.markers import FOLDER, MOVEABLE, PER_START
 from common.settings.model import settings_with
 from common.untrusted import digest_run_file
+from data_pipeline.conversations.chat_template import TEMPLATE_FILE, saved_template
+from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.tokenizer.base import CONFIG_FILE
 from trainer.config import TrainConfig
 from trainer.extensions.files import write_copies
 from trainer.machine.determinism import not_compared
@@ -37,6 +41,7 @@ from trainer.training.start.check import Continued
 from trainer.training.start.identity import with_newer_settings
 from trainer.training.start.plan import StartPlan
 
+_log = logging.getLogger(__name__)
 _UNREPORTED = frozenset(settings_with(TrainConfig, FOLDER, MOVEABLE, PER_START))
 
 
@@ -50,7 +55,7 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> tu
     environment = environment_facts() | {"world_size": context.group.world_size}
     earlier, differences = ([], ()) if before is None else _since_before(before, step, identity, environment, settings)
     write_atomic(run / CONFIG, settings.encode())
-    _copy_tokenizer(config.data, run)
+    _place_tokenizer(config, {} if before is None else before.record.files)
     copies = write_copies(run, plan.extension.files)
     if of_task:
         own_folder(run / TASK_FOLDER)
@@ -106,23 +111,53 @@ def _reported_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _UNREPORTED}
 
 
-def _copy_tokenizer(data: Path, run: Path) -> None:
-    """Copy the tokenizer of the data, unless the run has it. A start that left no checkpoint may have had another one."""
-    source, target = data / "tokenizer", run / TOKENIZER
-    if _contents(target) == _contents(source, PreparedDataError):
+def _place_tokenizer(config: TrainConfig, recorded: Mapping[str, str]) -> None:
+    """Copy the tokenizer of the data, unless the run has the recorded one. A start that left no checkpoint may have had another.
+
+    The ids of ends and the chat template of the run that this one begins with come too, as far as the data has none.
+    """
+    source, target = config.data / "tokenizer", config.run / TOKENIZER
+    found, wanted = _contents(target), _contents(source, PreparedDataError)
+    if found and found == {name.removeprefix(f"{TOKENIZER}/"): one for name, one in recorded.items() if _is_of_tokenizer(name)}:
         return
-    for left in filter(is_unfinished, run.glob(".tokenizer.*")):
+    parent = config.branch.run or config.init
+    inherited = {} if parent is None else _inherited(source, parent / TOKENIZER)
+    if found == wanted | {name: digest_bytes(content) for name, content in inherited.items()}:
+        return
+    for left in filter(is_unfinished, config.run.glob(".tokenizer.*")):
         shutil.rmtree(left, ignore_errors=True)
     temporary = unfinished_path(target)
     temporary.mkdir()
-    for path in sorted(source.iterdir()):
+    for name in sorted(wanted.keys() - inherited.keys()):
         try:
-            with open_input(path, below=data) as file, (temporary / path.name).open("xb") as copy:
+            with open_input(source / name, below=config.data) as file, (temporary / name).open("xb") as copy:
                 shutil.copyfileobj(file, copy)
         except UnusableFileError as error:
             raise PreparedDataError(f"{error}; run `prepare` again") from None
+    for name, content in inherited.items():
+        (temporary / name).write_bytes(content)
     shutil.rmtree(target, ignore_errors=True)
     commit_directory(temporary, target)
+
+
+def _is_of_tokenizer(name: str) -> bool:
+    return name.startswith(f"{TOKENIZER}/")
+
+
+def _inherited(source: Path, parent: Path) -> dict[str, bytes]:
+    """Return the files that differ from those of the data's tokenizer, by name."""
+    if not parent.is_dir():
+        _log.warning("%s: missing, so the run has no ends of texts and no chat template but those of its data", parent)
+        return {}
+    tokenizer, before = load_tokenizer(source, trial=False), load_tokenizer(parent)
+    files = {}
+    if missing := [one for one in before.end_ids if one not in tokenizer.end_ids]:
+        tokenizer.use_as(tokenizer.usage | {"eos_token_ids": [*tokenizer.end_ids, *missing]})
+        files[CONFIG_FILE] = tokenizer.files()[CONFIG_FILE]
+    template = saved_template(parent, before)
+    if template is not None and saved_template(source, tokenizer) is None:
+        files[TEMPLATE_FILE] = template.source.encode()
+    return files
 
 
 def _contents(folder: Path, error: type[ProjectError] = CheckpointError) -> dict[str, str]:
