@@ -12,7 +12,7 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.evaluation.tally import Evaluation
 from trainer.extensions.hooks import RunView
-from trainer.metrics import StepMetrics
+from trainer.metrics.sinks.base import StepMetrics
 from trainer.model.attention import Layout, attend
 from trainer.model.decoder import Decoder
 from trainer.model.forward import PassInputs

@@ -87,8 +87,5 @@ def _toml_key(name: str) -> str:
 def _toml_value(value: Any) -> str:
     """Return a value as JSON, but with TOML's escapes: TOML has no surrogates and forbids some invisible characters."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else "".join(one if one.isprintable() else _escape(ord(one)) for one in text)
-
-
-def _escape(code: int) -> str:
-    return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+    escaped = (one if one.isprintable() else f"\\u{ord(one):04x}" if one <= "\uffff" else f"\\U{ord(one):08x}" for one in text)
+    return text if text.isprintable() else "".join(escaped)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard

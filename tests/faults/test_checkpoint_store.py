@@ -26,9 +26,9 @@ from tests.support.checkpoints import LARGE_BYTES, Claims, believed, contents, l
 from tests.support.claims import caught, noted, tried
 from tests.support.faults import ROOT, count, first_seed, flip, seeds, truncate, zero_tail
 from tests.support.storage import Crash, CrashAt, FailAt, Intercepted, SimulatedDisk, Sloppy
-from trainer.checkpoint import CheckpointStore, steps_to_keep
 from trainer.checkpoint.filesystem import Storage
 from trainer.checkpoint.objects import ObjectFiles
+from trainer.checkpoint.store import CheckpointStore, steps_to_keep
 from trainer.runs import manifest
 
 HERE = Path("/run/checkpoints")

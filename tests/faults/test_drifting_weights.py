@@ -14,7 +14,7 @@ from tests.support.faults import seeds
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from tests.support.two_ranks import log, started
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc of Linux")

@@ -30,8 +30,7 @@ from tests.support.prepared import write_prepared
 from tests.support.run_example import example_events, write_run
 from tests.support.runs import losses, tiny_config
 from tests.support.storage import Crash
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.store import Checkpoint
+from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.report.write import PICTURE, REPORT, write_report

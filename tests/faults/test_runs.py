@@ -39,7 +39,8 @@ from tests.support.faults import count, first_seed, is_full, seeds
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import ROOT, arguments, losses, metrics, tiny_config, wait_for_step
-from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore
+from trainer.checkpoint.async_saver import AsyncSaver
+from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.extensions.hooks import Extension

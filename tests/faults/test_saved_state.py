@@ -24,7 +24,7 @@ from tests.support.disturbed import differences, kill, multiplied, outcome, spoi
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer import loop
-from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.extensions.hooks import Extension
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Excesses

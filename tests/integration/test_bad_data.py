@@ -30,7 +30,7 @@ from trainer.config import TrainConfig
 from trainer.data import loader
 from trainer.distributed.group import Group
 from trainer.loop import train
-from trainer.metrics import StepFacts
+from trainer.metrics.sinks.base import StepFacts
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, LedgerStep, read_ledger
 from trainer.runs.saved_run import SavedRun

@@ -15,8 +15,8 @@ from tests.support.pairs import pair_config, write_pairs, write_trunk
 from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import metrics, run_command, tiny_config
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
+from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.compress import CompressOptions
 from trainer.commands.compress import run as compress
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run

@@ -15,7 +15,7 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.runs.layout import LEDGER

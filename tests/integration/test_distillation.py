@@ -17,7 +17,7 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE

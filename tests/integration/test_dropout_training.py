@@ -12,7 +12,7 @@ from tests.support.disturbed import kill, trained
 from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.verification.replay import replay_run

@@ -10,7 +10,7 @@ import pytest
 from tests.support.grouped import write_grouped
 from tests.support.records import record_of
 from tests.support.runs import metrics, tiny_config
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import train
 
 EAGER = {"every_steps": 1, "patience": 3, "min_delta": 1.0, "sample_tokens": 0}

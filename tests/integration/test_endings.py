@@ -19,11 +19,11 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import metrics, tiny_config
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.distributed import replica_check
 from trainer.loop import train
 from trainer.metrics.sinks.json_lines import JsonLinesSink
-from trainer.report import write_report
+from trainer.report.write import write_report
 from trainer.runs.events import Event
 from trainer.runs.saved_run import SavedRun
 from trainer.training import step

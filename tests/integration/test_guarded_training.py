@@ -13,8 +13,8 @@ from common.errors import GuardError
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, metrics, tiny_config
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.runs.layout import LEDGER

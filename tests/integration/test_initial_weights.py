@@ -17,8 +17,8 @@ from tests.support.published import SENTENCES, write_published
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import weights_digest
+from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.config import TrainConfig
 from trainer.interop.import_model import import_model

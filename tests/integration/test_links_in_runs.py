@@ -13,12 +13,12 @@ import pytest
 from common.errors import CheckpointError, PreparedDataError, StorageError
 from tests.support.prepared import write_prepared
 from tests.support.runs import losses, tiny_config
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.metrics.sinks.json_lines import NodeHardwareSink
 from trainer.metrics.sinks.wandb_sink import remembered_id
-from trainer.report import write_report
+from trainer.report.write import write_report
 from trainer.runs.metrics_file import CutOff
 
 FOLDERS = (

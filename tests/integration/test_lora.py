@@ -20,8 +20,8 @@ from tests.support.pairs import pair_config, write_pairs, write_trunk
 from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import weights_digest
+from trainer.checkpoint.store import CheckpointStore
 from trainer.checkpoint.tensor_file import decode_tensors
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.commands.saved_model import load_model
@@ -35,9 +35,9 @@ from trainer.model.lora import adapter_names, add_adapters, merged_weights
 from trainer.model.parameters import parameters_by_name
 from trainer.model.saved_decoder import open_decoder
 from trainer.parallel.fsdp import load_full
-from trainer.report import report_at_end
 from trainer.report.recorded_run import read_run
 from trainer.report.run_page import introduction
+from trainer.report.write import report_at_end
 from trainer.runs.layout import REFERENCE
 from trainer.runs.manifest import CheckpointManifest
 from trainer.runs.saved_run import SavedRun

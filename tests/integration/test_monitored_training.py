@@ -12,7 +12,7 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer.loop import train
-from trainer.metrics import Monitor, opened_monitor
+from trainer.metrics.monitor import Monitor, opened_monitor
 from trainer.runs.clock import Clock
 from trainer.training.start import parts
 

@@ -15,7 +15,7 @@ from common.files import digest_file
 from tests.support.prepared import write_prepared
 from tests.support.runs import arguments, tiny_config
 from trainer.__main__ import main
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.launch.finished import report_finished
 from trainer.loop import train

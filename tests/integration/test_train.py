@@ -18,8 +18,8 @@ from tests.support.replays import verify_run
 from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
 from tests.support.two_ranks import log, start_entrypoint, started
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
+from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.evaluation import evaluate as evaluations
 from trainer.loop import train

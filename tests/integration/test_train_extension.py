@@ -14,7 +14,7 @@ from tests.support.checkpoints import same
 from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.runs import ROOT, losses, metrics, run_command, start_ranks, tiny_config
-from trainer.checkpoint import CheckpointStore, checkpoint_files
+from trainer.checkpoint.store import CheckpointStore, checkpoint_files
 from trainer.loop import train
 
 EXAMPLES = ROOT / "examples"

@@ -21,7 +21,7 @@ from tests.support.prepared import write_prepared
 from tests.support.records import record_of
 from tests.support.replays import replay_run, verify_run
 from tests.support.runs import metrics, run_command, start_ranks, tiny_config
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
 from trainer.loop import train
 from trainer.machine import environment
@@ -30,8 +30,7 @@ from trainer.runs.layout import LEDGER
 from trainer.runs.saved_run import SavedRun
 from trainer.training.step import train_step
 from trainer.verification.audit import audit_run
-from trainer.verification.integrity import check_integrity
-from trainer.verification.outcome import Outcome
+from trainer.verification.integrity import Outcome, check_integrity
 from trainer.verification.step_text import show_step
 from trainer.verification.verify import compare_environment
 

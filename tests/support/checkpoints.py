@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from trainer.checkpoint import Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.filesystem import Storage, read_file
 from trainer.checkpoint.objects import ObjectFiles, damage_named
+from trainer.checkpoint.store import Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.tensor_file import decode_tensors
 from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest
 

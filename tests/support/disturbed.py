@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from common.errors import ProjectError
 from tests.support.runs import metrics
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.extensions.hooks import Extension

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.checkpoints import believed
-from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.objects import ObjectFiles
+from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.extensions.hooks import RunView
-from trainer.metrics import StepMetrics
+from trainer.metrics.sinks.base import StepMetrics
 
 EXTENSION = """from tests.support.journal import on_save, on_step_end, on_train_end, on_train_start, prepare
 prepare()

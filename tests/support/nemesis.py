@@ -22,7 +22,7 @@ from tests.support.faults import flip, truncate, zero_tail
 from tests.support.journal import Entry, read_journal, write_damaged
 from tests.support.runs import losses, metrics
 from tests.support.two_ranks import all_ended, descendants, end, launcher_of, log, ranks_of, seconds_until, start_entrypoint
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.runs.manifest import CheckpointManifest
 from trainer.verification.audit import audit_run

@@ -22,9 +22,9 @@ from common.errors import ProjectError
 from tests.support.disturbed import multiplied, spoiled
 from tests.support.runs import metrics
 from trainer import loop
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.metrics import Monitor
+from trainer.metrics.monitor import Monitor
 from trainer.metrics.run_status import RunStatus
 from trainer.metrics.sinks import tensorboard
 from trainer.training import step as micro_step

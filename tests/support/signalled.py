@@ -24,7 +24,7 @@ from typing import Literal
 from common.errors import ExitCode
 from tests.support.runs import ROOT, arguments, metrics
 from tests.support.two_ranks import all_ended, command_line, descendants, launcher_of, ranks_of, seconds_until
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 
 Member = Literal["launcher", "torchrun", "rank", "watchdog", "process group", "node"]

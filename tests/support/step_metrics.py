@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trainer.metrics import StepMetrics
+from trainer.metrics.sinks.base import StepMetrics
 
 
 def step_metrics(number: int, loss: float = 2.5, **changes: Any) -> StepMetrics:

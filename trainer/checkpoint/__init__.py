@@ -8,14 +8,3 @@ A save writes the object files, syncs them, and then renames the directory with 
 rename is the commit, so a directory with the name of a checkpoint is complete. It is still verified before it is used, because
 storage can change afterwards.
 """
-
-from trainer.checkpoint.async_saver import AsyncSaver
-from trainer.checkpoint.store import Checkpoint, CheckpointStore, checkpoint_files, steps_to_keep
-
-__all__ = [
-    "AsyncSaver",
-    "Checkpoint",
-    "CheckpointStore",
-    "checkpoint_files",
-    "steps_to_keep",
-]

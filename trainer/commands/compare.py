@@ -20,6 +20,6 @@ class CompareOptions(Options):
 
 
 def run(options: CompareOptions) -> None:
-    from trainer.report import write_comparison
+    from trainer.report.write import write_comparison
 
     print(write_comparison(options.runs, options.output))

@@ -19,7 +19,7 @@ class ReportOptions(RunOptions):
 
 
 def run(options: ReportOptions) -> None:
-    from trainer.report import write_report
+    from trainer.report.write import write_report
 
     for path in write_report(options.run, options.output):
         print(path)

@@ -21,10 +21,6 @@ def _number(text: str) -> float | None:
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
 
 
-def _reasons(bits: str) -> tuple[str, ...]:
-    return throttle_reasons(int(bits, 16)) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", bits) else ()
-
-
 def _fact(query: str, read: Callable[[str], Any] = str, default: Any = None) -> Any:
     return field(default=default, metadata={"query": query, "read": read})
 
@@ -43,7 +39,11 @@ class Gpu:
     ecc: str | None = _fact("ecc.mode.current")  # `Enabled` or `Disabled`
     uncorrected_errors: float | None = _fact("ecc.errors.uncorrected.volatile.total", _number)
     """Memory errors that ECC could not correct, since the driver was loaded."""
-    throttle: tuple[str, ...] = _fact("clocks_throttle_reasons.active", _reasons, ())
+    throttle: tuple[str, ...] = _fact(
+        "clocks_throttle_reasons.active",
+        lambda bits: throttle_reasons(int(bits, 16)) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", bits) else (),
+        (),
+    )
     """Reasons why the clock rate is limited, with the names of `throttle_reasons`."""
     temperature_c: float | None = _fact("temperature.gpu", _number)
 

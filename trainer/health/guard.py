@@ -197,15 +197,11 @@ class Guard:
         self._excesses = Excesses()
         self._streaks: dict[str, int] = {}
         self._skips_in_row = 0
-        self._rollbacks = 0
-
-    @property
-    def rollbacks(self) -> int:
-        return self._rollbacks
+        self.rollbacks = 0
 
     @property
     def lr_factor(self) -> float:
-        return self._config.rollback_lr_factor**self._rollbacks
+        return self._config.rollback_lr_factor**self.rollbacks
 
     def thresholds(self, step: int) -> Thresholds:
         """Return the limits for `step`, which is about to start; a limit is infinite if the action of its rule is not skip.
@@ -250,9 +246,9 @@ class Guard:
 
     def after_rollback(self, state: GuardState) -> None:
         """Restore the state of a checkpoint, and count one rollback more; the count itself is not restored."""
-        rollbacks = self._rollbacks
+        rollbacks = self.rollbacks
         self.restore(state)
-        self._rollbacks = rollbacks + 1
+        self.rollbacks = rollbacks + 1
 
     @property
     def state(self) -> GuardState:
@@ -262,7 +258,7 @@ class Guard:
             level_since=self._level_since,
             streaks=dict(self._streaks),
             skips_in_row=self._skips_in_row,
-            rollbacks=self._rollbacks,
+            rollbacks=self.rollbacks,
             tail=self._excesses.rows,
         )
 
@@ -273,7 +269,7 @@ class Guard:
         self._level_since = state.level_since
         self._streaks = dict(state.streaks)
         self._skips_in_row = state.skips_in_row
-        self._rollbacks = state.rollbacks
+        self.rollbacks = state.rollbacks
         self._excesses = Excesses(state.tail)
 
     def _broken_rules(self, expected: _LossRange, loss: float, grad_norm: float) -> dict[str, str]:
@@ -330,7 +326,7 @@ class Guard:
 
     def _bounded(self, rule: str, action: Action) -> tuple[Action, str]:
         config = self._config
-        if action == "rollback" and self._rollbacks >= config.max_rollbacks:
+        if action == "rollback" and self.rollbacks >= config.max_rollbacks:
             return "stop", f"Training stops, because the guard.max_rollbacks = {config.max_rollbacks} rollbacks are used up"
         if action == "skip" and self._skips_in_row > config.max_skips:
             updates = f"guard.max_skips = {config.max_skips} updates in a row"
@@ -339,7 +335,7 @@ class Guard:
             "log": "The update was made",
             "skip": f"The update was withheld ({self._skips_in_row} in a row, of at most {config.max_skips})",
             "rollback": (
-                f"The guard requests a rollback to a checkpoint before this step ({self._rollbacks + 1} of at most "
+                f"The guard requests a rollback to a checkpoint before this step ({self.rollbacks + 1} of at most "
                 f"{config.max_rollbacks}). It leaves out the rows of guard.window_steps = {config.window_steps} steps"
             ),
             "stop": f"Training stops, because guard.{rule} = stop",

@@ -20,8 +20,8 @@ from common.targets import new_folder
 from common.untrusted import digest_run_file
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE, ChatTemplate, published_template
 from data_pipeline.tokenizer import Tokenizer, open_supplied, save_tokenizer
-from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.of_run import weights_digest
+from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.config import GuardConfig, TrainConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard

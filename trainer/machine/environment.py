@@ -83,10 +83,6 @@ def same_facts(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[d
     return flatten(older), flatten({name: value for name, value in found.items() if name in common})
 
 
-def unlocked_here() -> str:
-    return describe_unlocked(lock_name(), unlocked_packages_here())
-
-
 def library_versions() -> dict[str, str | None]:
     cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {

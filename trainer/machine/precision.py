@@ -23,9 +23,6 @@ class ChosenPrecision:
     value: Precision
     reason: str
 
-    def describe(self) -> str:
-        return f"precision = {self.setting}: {self.value}, because {self.reason}"
-
 
 def with_precision(config: TrainConfig, group: Group, recorded: Precision | None) -> tuple[TrainConfig, ChosenPrecision]:
     """Return the settings with a number format for `precision = auto`, the same on all ranks. All ranks must call this."""
@@ -47,9 +44,8 @@ def with_precision(config: TrainConfig, group: Group, recorded: Precision | None
                 f"{config.run}: this run was started in bf16, and a GPU of this start has no bf16 (compute capability below 8.0). "
                 f"To resume in {value} with other results, add --resume.allow_changes device precision"
             )
-    chosen = ChosenPrecision("auto", value, reason)
-    _log.info("%s", chosen.describe())
-    return config.model_copy(update={"precision": value}), chosen
+    _log.info("precision = auto: %s, because %s", value, reason)
+    return config.model_copy(update={"precision": value}), ChosenPrecision("auto", value, reason)
 
 
 def choose_precision(device_type: str, width: int, *, all_fast: bool) -> tuple[Precision, str]:

@@ -95,7 +95,8 @@ class LayerObserver:
         for name, weight in parameters_by_name(model).items():
             if weight.requires_grad:
                 self._layers.setdefault(layer_of(name), []).append(weight)
-        self._layers = dict(sorted(self._layers.items(), key=_numbers_of))
+        by_numbers = sorted(self._layers, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")])
+        self._layers = {name: self._layers[name] for name in by_numbers}
         self._parameters = [weight for layer in self._layers.values() for weight in layer]
         self._sharded = any(is_sharded(weight) for weight in self._parameters)
         self._group = group
@@ -234,10 +235,6 @@ class _Measurement:
             self.numbers.copy_(on_device, non_blocking=True)
             self.arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.arrival.record()
-
-
-def _numbers_of(layer: tuple[str, object]) -> list[int]:
-    return [int(part) if part.isdigit() else -1 for part in layer[0].split(".")]
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from common.redaction import secrets_of, without
 from trainer.config import TrainConfig
 from trainer.distributed.group import Group
 from trainer.launch.first_failure import lost_connection
-from trainer.metrics import Monitor
+from trainer.metrics.monitor import Monitor
 from trainer.runs.events import AlertEvent, EndEvent
 from trainer.runs.record import complete_record
 

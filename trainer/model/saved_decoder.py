@@ -13,8 +13,8 @@ from common.errors import CheckpointError
 from common.files import digest_bytes
 from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import averaged_weights, load_checkpoint, weights_digest
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights

@@ -14,7 +14,7 @@ from trainer.context import RunContext
 from trainer.data.bad_shards import decide
 from trainer.distributed.group import TEARDOWN_DELAY_S
 from trainer.machine.memory import release_memory
-from trainer.metrics import Monitor
+from trainer.metrics.monitor import Monitor
 from trainer.model.forward import LossModule
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training

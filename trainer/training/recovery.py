@@ -12,7 +12,7 @@ from trainer.data.bad_shards import shared_faults
 from trainer.distributed.group import TEARDOWN_DELAY_S
 from trainer.health.guard import guard_alert
 from trainer.machine.memory import release_memory
-from trainer.metrics import StepFacts
+from trainer.metrics.sinks.base import StepFacts
 from trainer.runs.events import AlertEvent
 from trainer.runs.progress import Progress
 from trainer.training.adjuster import smaller_batches

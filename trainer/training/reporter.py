@@ -19,7 +19,7 @@ from trainer.inference.samples import prompts_of, sample_and_score
 from trainer.inference.sampling import Sampling
 from trainer.inference.text_model import Continuation, TextModel
 from trainer.machine.memory import is_out_of_memory
-from trainer.metrics import StepFacts, StepMetrics
+from trainer.metrics.sinks.base import StepFacts, StepMetrics
 from trainer.parallel.fsdp import gathered
 from trainer.planning.lines import time_lines
 from trainer.runs.events import SampleEvent, ScoresEvent

@@ -14,7 +14,7 @@ from typing import NoReturn
 from common.errors import GuardError, StoppedBySignal
 from trainer.config import ScheduleConfig
 from trainer.distributed.group import Group
-from trainer.metrics import Monitor
+from trainer.metrics.monitor import Monitor
 from trainer.optim.schedule import cooldown_start
 from trainer.runs.adjustments import Adjustment
 from trainer.runs.clock import UNTIMED_STEPS

@@ -13,16 +13,15 @@ from functools import partial
 from typing import Any
 
 from common.storage_errors import naming
-from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
-from trainer.checkpoint.async_saver import Staging
+from trainer.checkpoint.async_saver import AsyncSaver, Staging
 from trainer.checkpoint.of_run import check_finite
-from trainer.checkpoint.store import link_checkpoint
+from trainer.checkpoint.store import Checkpoint, CheckpointStore, link_checkpoint, steps_to_keep
 from trainer.config import CheckpointConfig
 from trainer.distributed.group import Group
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
-from trainer.metrics import Monitor
+from trainer.metrics.monitor import Monitor
 from trainer.metrics.run_status import RunStatus
 from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger

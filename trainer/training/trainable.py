@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from common.errors import ConfigError
 from data_pipeline.dataset.shards import Rows
 from data_pipeline.tokenizer import Tokenizer
-from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.async_saver import Staging
+from trainer.checkpoint.store import Checkpoint
 from trainer.config import LossConfig, TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import GlobalBatch

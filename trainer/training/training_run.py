@@ -17,8 +17,8 @@ from trainer.extensions.hooks import Extension, RunView
 from trainer.machine.memory import PeakMeter
 from trainer.machine.peak_rates import Flops
 from trainer.machine.profiler import StepProfiler
-from trainer.metrics import LearningRates
 from trainer.metrics.layers import LayerObserver
+from trainer.metrics.sinks.base import LearningRates
 from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor

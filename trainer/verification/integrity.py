@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from common.settings.dotted import to_toml
 from common.untrusted import digest_run_file
 from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, check_digests, read_manifest
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import weights_digest
+from trainer.checkpoint.store import CheckpointStore
 from trainer.extensions.trust import recorded_files
 from trainer.runs.events import TrainEvent
 from trainer.runs.layout import CHECKPOINTS, LEDGER, METRICS, RECORD, foreign_files, is_extension
@@ -27,9 +27,15 @@ from trainer.runs.record import Origin
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import AuditReport, audit_run
 from trainer.verification.child import run_tied
-from trainer.verification.outcome import Outcome
 
 _CHECKED_BY_CONTENT = (METRICS, LEDGER.as_posix(), f"{CHECKPOINTS}/")  # that gives a better message than a digest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    level: str
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from common.settings.messages import explain
 from common.settings.model import markers_of
 from common.untrusted import copy_run_file
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.checkpoint.of_run import copy_state, load_whole
+from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.checkpoint.tensor_file import same_bytes, spec_of
 from trainer.config import TrainConfig
 from trainer.extensions.files import copy_of, write_copies

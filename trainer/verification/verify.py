@@ -24,10 +24,10 @@ from trainer.model.attention import backend_of
 from trainer.model.forward import own_kernels
 from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained
 from trainer.runs.saved_run import SavedRun
-from trainer.verification.integrity import Integrity, TrainedIntegrity, check_integrity, check_untrained, prepare_again
-from trainer.verification.outcome import LEVELS, Outcome
+from trainer.verification.integrity import Integrity, Outcome, TrainedIntegrity, check_integrity, check_untrained, prepare_again
 from trainer.verification.replay import Train, replay_run
 
+LEVELS = ("integrity", "environment", "data", "replay")
 # Without threads: a replay uses the recorded number.
 _IN_IDENTITY = ("device", "torch", "attention", "kernels", "nccl", "nodes", "optimizer", "flags.")
 _NAMED_FILES = 20

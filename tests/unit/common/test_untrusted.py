@@ -28,8 +28,8 @@ from tests.support.prepared import write_prepared
 from tests.support.records import rewrite_record
 from tests.support.runs import tiny_config
 from tests.support.tampered_cases import chain_ledger
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_checkpoint
+from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
 from trainer.extensions.loading import load_extension

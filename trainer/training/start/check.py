@@ -10,8 +10,8 @@ from typing import Any
 
 from common.errors import ProjectError
 from common.files import UnusableFileError
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import load_state, load_whole, weights_digest
+from trainer.checkpoint.store import CheckpointStore
 from trainer.distributed.group import check_shared
 from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import check_space, checkpoint_bytes, frozen_bytes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError
 from data_pipeline.dataset.manifest import Manifest
-from trainer.checkpoint import CheckpointStore
 from trainer.checkpoint.of_run import copy_state, load_whole, weights_digest
+from trainer.checkpoint.store import CheckpointStore
 from trainer.config import BranchConfig, Precision, TrainConfig
 from trainer.finetuning.initial_weights import InitialRun, check_lora, check_same_initial
 from trainer.optim.schedule import cooldown_start
@@ -21,10 +21,6 @@ from trainer.runs.saved_run import SavedRun
 from trainer.training.start.identity import check_data
 
 BRANCHED = "branched"  # the status of a run that has copied its state, and has not trained yet
-
-
-def run_exists(run: SavedRun) -> bool:
-    return bool(run.steps) or (run.record_if_any is not None and not is_new_branch(run.record))
 
 
 def is_new_branch(record: Record) -> bool:
@@ -69,7 +65,8 @@ def read_earlier(stack: ExitStack, config: TrainConfig, *, lock: bool) -> Earlie
     check_nothing_is_replaced(config.run)
     undo = stack.enter_context(locked_unopened(config.run)) if lock else ExitStack()
     own = SavedRun(config.run)
-    saved = own if config.branch.run is None or run_exists(own) else SavedRun(config.branch.run)
+    exists = own.steps or (own.record_if_any is not None and not is_new_branch(own.record))
+    saved = own if config.branch.run is None or exists else SavedRun(config.branch.run)
     check_was_trained(saved.path, saved.record_if_any)
     return EarlierRun(own, saved, undo)
 

@@ -23,7 +23,7 @@ from trainer.doctor.machine import check_start
 from trainer.extensions.loading import load_extension
 from trainer.extensions.trust import note_trained_with
 from trainer.machine.determinism import configure_determinism
-from trainer.machine.environment import ChangedFact, unlocked_here
+from trainer.machine.environment import ChangedFact, describe_unlocked, lock_name, unlocked_packages_here
 from trainer.machine.peak_rates import rate_kind, unknown_mfu
 from trainer.model.attention import BACKENDS
 from trainer.model.decoder import Decoder
@@ -80,7 +80,7 @@ def introduce(run: TrainingRun, start: Continued, differences: Sequence[ChangedF
         )
     _log.info("%s; attention %s", run.data.order.description, BACKENDS[context.backend])
     if group.is_main:
-        if unlocked := unlocked_here():
+        if unlocked := describe_unlocked(lock_name(), unlocked_packages_here()):
             _log.warning("%s; results may differ from those of an installation from the lock", unlocked)
         warn_of_settings(context, run.trainable)
         for line in brief_lines(run.forecast):

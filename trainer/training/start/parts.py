@@ -6,8 +6,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 
-from trainer.checkpoint import AsyncSaver
-from trainer.checkpoint.async_saver import Staging
+from trainer.checkpoint.async_saver import AsyncSaver, Staging
 from trainer.distributed.replica_check import ReplicaCheck
 from trainer.distributed.stragglers import DeviceMark, HostMark, OwnTimer, StragglerDetector
 from trainer.evaluation.tally import Grouping
@@ -15,8 +14,8 @@ from trainer.health.guard import Guard
 from trainer.machine.determinism import device_name
 from trainer.machine.peak_rates import Flops, peak_flops, rate_kind
 from trainer.machine.profiler import StepProfiler
-from trainer.metrics import opened_monitor
 from trainer.metrics.layers import LayerObserver
+from trainer.metrics.monitor import opened_monitor
 from trainer.metrics.run_status import opened_run_status
 from trainer.model.decoder import flops_per_token
 from trainer.planning.forecast import Forecast
@@ -57,7 +56,7 @@ def put_together(
         ledger.order(step=progress.step, seed=config.seed, data=manifest.root_digest, rows=rows, mixture=mixture)
 
     def write_report() -> None:
-        from trainer.report import report_at_end
+        from trainer.report.write import report_at_end
 
         report_at_end(config.run)
 

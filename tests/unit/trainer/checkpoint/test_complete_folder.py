@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkpoints import contents, same
-from trainer.checkpoint import CheckpointStore
-from trainer.checkpoint.store import link_checkpoint
+from trainer.checkpoint.store import CheckpointStore, link_checkpoint
 
 
 @pytest.fixture

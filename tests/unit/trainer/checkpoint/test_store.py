@@ -21,8 +21,9 @@ from torch import Tensor
 from common.errors import CheckpointError, StorageError
 from common.files import sealed, unsealed
 from tests.support.storage import FailAt, Intercepted
-from trainer.checkpoint import AsyncSaver, Checkpoint, CheckpointStore, steps_to_keep
+from trainer.checkpoint.async_saver import AsyncSaver
 from trainer.checkpoint.filesystem import Storage
+from trainer.checkpoint.store import Checkpoint, CheckpointStore, steps_to_keep
 from trainer.checkpoint.tensor_file import decode_tensors, encode_header, raw_bytes, same_bytes, spec_of
 from trainer.planning.checkpoints import check_space, required_bytes
 from trainer.runs.manifest import FORMAT

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from common.errors import GuardError
-from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.of_run import check_finite
+from trainer.checkpoint.store import Checkpoint
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -11,7 +11,7 @@ from data_pipeline.tokenizer import open_supplied
 from tests.support.prepared import write_prepared
 from tests.support.published import CONFIGS, SENTENCES, write_published
 from tests.support.runs import run_command, tiny_config
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.saved_model import load_model
 from trainer.interop.export import write_export
 from trainer.interop.import_model import import_model

@@ -26,9 +26,11 @@ from pathlib import Path
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.support.run_example import write_run
 from tests.support.step_metrics import step_metrics
-from trainer.metrics import JsonLinesSink, TensorBoardSink, TerminalSink
+from trainer.metrics.sinks.json_lines import JsonLinesSink
+from trainer.metrics.sinks.tensorboard import TensorBoardSink
+from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.metrics.sinks.tensorboard import layout
-from trainer.report import write_report
+from trainer.report.write import write_report
 
 run = write_run(Path("run"), [])
 files = [JsonLinesSink(run / "metrics.jsonl", None), TensorBoardSink(run / "tensorboard", None, 1)]

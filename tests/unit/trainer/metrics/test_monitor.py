@@ -22,11 +22,13 @@ from trainer.distributed.group import Group
 from trainer.distributed.stragglers import SlowRank
 from trainer.evaluation.tally import Evaluation
 from trainer.machine.sampler import GpuReading, HardwareReading, HostReading
-from trainer.metrics import JsonLinesSink, Monitor, RunFacts, Sink, StepMetrics, TerminalSink, opened_monitor
 from trainer.metrics import monitor as monitors
 from trainer.metrics.layers import LayerNorms, LayerReading
-from trainer.metrics.monitor import RunningNumbers
+from trainer.metrics.monitor import Monitor, RunningNumbers, opened_monitor
 from trainer.metrics.sinks import json_lines
+from trainer.metrics.sinks.base import RunFacts, Sink, StepMetrics
+from trainer.metrics.sinks.json_lines import JsonLinesSink
+from trainer.metrics.sinks.terminal import TerminalSink
 from trainer.runs.events import (
     AlertEvent,
     Event,

@@ -12,10 +12,10 @@ from common.paths import RECIPES
 from tests.support.html_pages import Page
 from tests.support.run_example import HOSTILE, eval_event, example_events, train_event, write_run
 from trainer.config import TrainConfig
-from trainer.report import write_comparison
 from trainer.report.comparison import names_of, render_comparison
 from trainer.report.differences import Recipe, compared_settings, differences, differing, recipe_of, set_values, worded
 from trainer.report.recorded_run import read_run
+from trainer.report.write import write_comparison
 
 
 def settings(**changes: Any) -> dict[str, Any]:

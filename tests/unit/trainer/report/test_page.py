@@ -18,10 +18,10 @@ from common.settings.options import help_parser
 from tests.support.html_pages import Page
 from tests.support.run_example import HOSTILE, example_events, train_event, write_run
 from trainer.config import TrainConfig
-from trainer.report import report_at_end, write_report
 from trainer.report.charts import hardware_charts, layer_charts
 from trainer.report.recorded_run import read_run
 from trainer.report.run_page import introduction, render_report
+from trainer.report.write import report_at_end, write_report
 
 HEADINGS = (
     *("Curves", "Alerts", "Evaluation", "Samples", "Throughput", "Hardware", "Checkpoints", "Settings", "Record"),

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import CheckpointError
 from trainer.evaluation.tally import Evaluation
-from trainer.metrics import JsonLinesSink
+from trainer.metrics.sinks.json_lines import JsonLinesSink
 from trainer.runs.events import SampleEvent, TrainEvent
 from trainer.runs.metrics_file import read_events
 

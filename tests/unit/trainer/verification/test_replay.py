@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from tests.support.runs import tiny_config
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.store import Checkpoint
 from trainer.verification.replay import Replay, choose_start, first_difference, replay_config
 
 

@@ -27,10 +27,9 @@ from tests.support.step_metrics import step_metrics
 from trainer.distributed.group import Group
 from trainer.evaluation.tally import Evaluation
 from trainer.machine.sampler import GpuReading, HardwareReading, HostReading
-from trainer.metrics import RunFacts, StepMetrics, TensorBoardSink
 from trainer.metrics.layers import BIN_LIMITS, Histogram, LayerNorms, LayerObserver, LayerReading
-from trainer.metrics.sinks.base import hyper_parameters
-from trainer.metrics.sinks.tensorboard import layout
+from trainer.metrics.sinks.base import RunFacts, StepMetrics, hyper_parameters
+from trainer.metrics.sinks.tensorboard import TensorBoardSink, layout
 from trainer.report.pictures import length_histogram, perplexity_bars
 from trainer.runs.events import AlertEvent, HardwareEvent, SampleEvent, SaveEvent, Score, TrainEvent
 from trainer.runs.metric import metrics_of

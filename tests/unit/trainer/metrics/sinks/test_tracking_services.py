@@ -18,8 +18,8 @@ from common.errors import ConfigError
 from tests.support.step_metrics import step_metrics
 from trainer.evaluation.tally import Evaluation
 from trainer.machine.sampler import HardwareReading, HostReading
-from trainer.metrics import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks import mlflow_sink
+from trainer.metrics.sinks.base import RunFacts, Sink, StepMetrics
 from trainer.metrics.sinks.mlflow_sink import MlflowSink
 from trainer.metrics.sinks.wandb_sink import WandbSink
 from trainer.runs.events import AlertEvent, HardwareEvent, LayersEvent, SampleEvent, SaveEvent
