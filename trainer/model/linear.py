@@ -129,13 +129,13 @@ def _by_onednn(a: Tensor, b_NK: Tensor, bias_N: Tensor | None) -> Tensor:
 
 def _suits(a: Tensor, b_NK: Tensor) -> bool:
     return (
-        a.is_cpu
+        PRODUCTS == "oneDNN"
+        and not torch.compiler.is_compiling()
+        and a.is_cpu
         and a.dtype == b_NK.dtype == torch.float32
         and a.shape[-1] == b_NK.shape[-1] > 0
         and a.numel() >= (_FEWEST_PACKED if b_NK in _PACKED.get() else _FEWEST_ROWS) * a.shape[-1]
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and PRODUCTS == "oneDNN"
     )
 
 
