@@ -31,11 +31,12 @@ FIELDS: Mapping[str, Any] = {
     "reasoning_content": "Why",
     "weight": 0,
     "train": False,
+    "loss": False,
     "name": "Ann",
     "id": "x1",
 }
 """An example of each. Those from `tool_calls` on are fields of a message; the others are fields of the record."""
-_OF_MESSAGES = ("tool_calls", "reasoning_content", "weight", "train", "name", "id")
+_OF_MESSAGES = ("tool_calls", "reasoning_content", "weight", "train", "loss", "name", "id")
 
 
 def outcomes(template: str = "chatml", **settings: Any) -> dict[str, dict[str, str]]:

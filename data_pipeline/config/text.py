@@ -14,6 +14,8 @@ Kind = Literal["prose", "web", "code"]  # kind of a document. It decides which f
 KINDS: tuple[Kind, ...] = ("prose", "web", "code")  # the kinds, in the order of their numbers in tables
 OF_CONVERSATION = ("system", "system_prompt", "tools", "functions", "documents", "chat_template_kwargs")
 """Fields of a record that belong to its conversation, beside those that the settings name."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields with the reasoning of an answer, in its message or beside a response."""
 OTHERS = "\0others"
 """The name under which a conversation lists the fields of its record that nothing reads."""
 OF_PROMPT = ("input", "context")
@@ -70,8 +72,8 @@ class RecordConfig(Section):
     chosen_field: ShapesDataIfChanged[str | None] = Field(
         None,
         min_length=1,
-        description="Field or column with the better answer of a preference pair: a text or messages. It needs prompt_field, "
-        "rejected_field and chat.template. none: no pairs.",
+        description="Field or column with the better answer of a preference pair: a text or messages. It needs "
+        "rejected_field and chat.template, and prompt_field unless both answers begin with the prompt. none: no pairs.",
     )
     rejected_field: ShapesDataIfChanged[str | None] = Field(
         None, min_length=1, description="Field or column with the worse answer of a preference pair. none: no pairs."
@@ -95,14 +97,15 @@ class RecordConfig(Section):
         """The fields of a conversation or a preference pair; none if the records are texts."""
         if self.messages_field is not None:
             return (self.messages_field,)
-        if self.chosen_field is not None and self.rejected_field is not None and self.prompt_field is not None:
-            return (self.prompt_field, self.chosen_field, self.rejected_field)
+        if self.chosen_field is not None and self.rejected_field is not None:
+            return tuple(name for name in (self.prompt_field, self.chosen_field, self.rejected_field) if name is not None)
         return ()
 
     @property
     def beside(self) -> tuple[str, ...]:
         """Fields that belong to a conversation too, if a record has them."""
         of_prompt: tuple[str, ...] = (*OF_PROMPT, "history") if self.is_alpaca else ()
+        of_prompt += () if self.prompt_field is None or self.has_pairs else REASONING
         of_prompt += ("label",) if self.prompt_field is not None and self.label_field is None else ()
         return tuple(name for name in OF_CONVERSATION + of_prompt if name not in (*self.chat_fields, self.text_field))
 
@@ -118,8 +121,6 @@ class RecordConfig(Section):
     def _fields_agree(self) -> Self:
         if (self.chosen_field is None) != (self.rejected_field is None):
             raise ValueError("chosen_field and rejected_field name the two answers of a pair; set both or none of them")
-        if self.has_pairs and self.prompt_field is None:
-            raise ValueError("chosen_field needs prompt_field, the field with the prompt of both answers; set prompt_field")
         if self.messages_field is not None and self.prompt_field is not None:
             raise ValueError(
                 "messages_field and prompt_field are both set, but the messages hold the prompts already; remove prompt_field"

@@ -4,8 +4,9 @@
   whether an answer has a loss; `function_call` and `functions` of older data become tool calls and tools
 - messages with from and value (ShareGPT): also the roles function_call and observation
 - a prompt and a response, which may be texts or messages, with `input` and `history` as in Alpaca's form
-- a prompt with a chosen and a rejected answer
+- a prompt with a chosen and a rejected answer; without a prompt, both answers begin with it, as messages or as a transcript
 
+A transcript is a text in which each turn begins with `Human:` or `Assistant:` after an empty line, as in Anthropic's data.
 Beside these a record may have `system`, `tools`, `documents` and `chat_template_kwargs`.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.files import is_deeper
-from data_pipeline.config.text import OF_CONVERSATION, OF_PROMPT, OTHERS, with_input
+from data_pipeline.config.text import OF_CONVERSATION, OF_PROMPT, OTHERS, REASONING, with_input
 from data_pipeline.documents import Reason
 
 Message = dict[str, Any]  # `role`, `content`, and the other fields of the record
@@ -26,19 +27,19 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _OTHER_NAMES = {
     "human": "user",
     "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "observation": "tool",
-    "function": "tool",
+    **dict.fromkeys(("chatgpt", "bing", "bard", "bot", "model", "ai"), "assistant"),
+    **dict.fromkeys(("observation", "function", "function_response", "tool_response", "ipython"), "tool"),
 }
 _CALL = "function_call"
-_TEXT_PARTS = ("text", "input_text", "output_text")
-REASONING = ("reasoning_content", "reasoning", "thinking")
+_CALL_ROLES = (_CALL, "tool_call")
+_REFUSAL = "refusal"
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", _REFUSAL: _REFUSAL}
+"""Kinds of parts of a message, and the field of each with its text."""
 _WITHOUT_TEXT = ("tool_calls", *REASONING)  # an answer with one of these may have no content
-_LOSS_FIELDS = ("weight", "train")
+_LOSS_FIELDS = ("weight", "train", "loss")
 _SHOWN_CHARS = 60
 _SYSTEM = ("system", "system_prompt")
+_TURN = re.compile(r"\n\n(Human|Assistant):")
 _OBJECTS, _OF_PYTHON = re.compile(r"\s*+\[\s*+\{"), re.compile(r"\s*+\[\s*+\{\s*+'(?:role|from|content)'")
 
 
@@ -66,7 +67,7 @@ def read_chat(text: str, max_depth: int) -> tuple[list[Conversation], list[str]]
     `max_depth` holds in texts too.
     """
     try:
-        record = json.loads(text)
+        record = _flat(json.loads(text))
         beside = {name: record[name] for name in OF_CONVERSATION if record.get(name)}
         beside = {name: value if name in _SYSTEM else _decoded(value, f"the field {name}") for name, value in beside.items()}
         conversations = _pair(record) if "chosen" in record else [_conversation(record)]
@@ -83,14 +84,23 @@ def read_messages(value: Any) -> list[Message]:
     return _messages(value, "messages")[0]
 
 
+def _flat(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a record with the fields of its prompt in their usual places, if the prompt is an object, as in OpenAI's pairs."""
+    prompt = record.get("prompt")
+    if not isinstance(prompt, dict) or "messages" not in prompt:
+        return record
+    others = {name: value for name, value in prompt.items() if value is not None and name not in ("messages", *OF_CONVERSATION)}
+    own = {name: prompt[name] for name in OF_CONVERSATION if prompt.get(name)}
+    return {"chat_template_kwargs": others, **own, **record, "prompt": prompt["messages"]}
+
+
 _Weighed = tuple[list[Message], list[bool]]  # messages, and for each whether it has a loss if it is an answer
 
 
 def _completed(messages: list[Message], weights: Sequence[bool], beside: Mapping[str, Any]) -> Conversation:
     shift = 0
     if (system := next((beside[name] for name in _SYSTEM if name in beside), None)) is not None:
-        if not isinstance(system, str):
-            raise MessagesError(Reason.MESSAGES_MALFORMED, f"the field system is {_kind(system)}, but a text is expected")
+        system = _text_of(system, "the field system")
         if messages[0]["role"] in ("system", "developer"):
             if messages[0]["content"] != system:
                 raise MessagesError(Reason.MESSAGES_MALFORMED, "the field system and the system message differ")
@@ -123,6 +133,7 @@ def _conversation(record: Mapping[str, Any]) -> _Weighed:
     answer, weights = _messages(record["response"], "response", "assistant", may_be_empty=True)
     if not _is_answer(answer[-1]):
         raise MessagesError(Reason.NO_ANSWER, "the response has no text, so there is nothing to train on")
+    answer[-1] = {name: _text_of(record[name], f"the field {name}") for name in REASONING if record.get(name)} | answer[-1]
     before, weights_before = _history(record.get("history"))
     return [*before, *prompt, *answer], [*weights_before, *[False] * len(prompt), *weights]
 
@@ -146,7 +157,7 @@ def _history(value: Any) -> _Weighed:
 
 
 def _pair(record: Mapping[str, Any]) -> list[_Weighed]:
-    own, _ = _messages(_whole_prompt(record["prompt"], record), "prompt", "user")
+    own = _messages(_whole_prompt(record["prompt"], record), "prompt", "user")[0] if "prompt" in record else []
     prompt = [*_history(record.get("history"))[0], *own]
     answers = []
     for name in ("chosen", "rejected"):
@@ -156,11 +167,15 @@ def _pair(record: Mapping[str, Any]) -> list[_Weighed]:
         answers.append(answer)
     # Some data sets repeat the prompt in both answers, also behind a system message.
     pair = [answer if _repeats(answer, prompt) else [*prompt, *answer] for answer in answers]
-    if any(len(one) > len(prompt) and one[: len(prompt)] == prompt and _has_prompt(one[len(prompt) :]) for one in pair):
+    if any(prompt and len(one) > len(prompt) and one[: len(prompt)] == prompt and _has_prompt(one[len(prompt) :]) for one in pair):
         raise MessagesError(
             Reason.MESSAGES_MALFORMED, "an answer of the pair has messages of the user that are not those of the prompt"
         )
     for name, conversation in zip(("chosen", "rejected"), pair, strict=True):
+        if len(conversation) == 1:
+            raise MessagesError(
+                Reason.MESSAGES_MALFORMED, f"{name} has no prompt before its answer; name its field in records.prompt_field"
+            )
         if not _is_answer(conversation[-1]):
             raise MessagesError(Reason.NO_ANSWER, f"{name} does not end with a message of the assistant that has text")
     chosen, rejected = pair
@@ -214,11 +229,22 @@ def _list_of(values: Mapping[str, Any], name: str) -> list[Any]:
 
 def _parsed(text: str) -> list[Any] | None:
     """Return the messages in a text, because tables of text can only hold them as JSON; None if the text is not such a list."""
+    if (turns := _turns(text)) is not None:
+        return turns
     value = _decoded(text, "a message") if _OBJECTS.match(text) else None
     if value is text and _OF_PYTHON.match(text):
         raise MessagesError(Reason.MESSAGES_MALFORMED, "a list of messages is written as Python writes it; write it as JSON")
     is_list = isinstance(value, list) and all(isinstance(one, dict) and {"role", "from"} & one.keys() for one in value)
     return value if is_list else None
+
+
+def _turns(text: str) -> list[Any] | None:
+    """Return the messages of a transcript, without an empty last one; None if the text is not a transcript."""
+    before, *turns = _TURN.split(text if text.startswith("\n\n") else f"\n\n{text}")
+    if before.strip() or turns[:1] != ["Human"] or "Assistant" not in turns[::2]:
+        return None
+    turns = turns if turns[-1].strip() else turns[:-2]
+    return [{"from": role.lower(), "value": content.strip()} for role, content in zip(turns[::2], turns[1::2], strict=True)]
 
 
 def _messages(value: Any, name: str, role: str | None = None, *, may_be_empty: bool = False) -> _Weighed:
@@ -230,6 +256,8 @@ def _messages(value: Any, name: str, role: str | None = None, *, may_be_empty: b
                 raise MessagesError(Reason.MESSAGES_MALFORMED, f"the {name} is empty")
             return [{"role": role, "content": value}], [True]
         value = value if found is None else found
+    if role is not None and isinstance(value, dict):
+        value = [value]
     if not isinstance(value, list):
         raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is {_kind(value)}, but a list of messages is expected")
     if not value:
@@ -247,37 +275,50 @@ def _message(value: Any, place: str) -> tuple[Message, bool]:
     other = "role" not in value and "from" in value
     role, content = (value.get("from"), value.get("value")) if other else (value.get("role"), value.get("content"))
     if not isinstance(role, str):
-        raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} has no role that is a text")
+        names = ", ".join(map(repr, value))[:_SHOWN_CHARS]
+        raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} has no role that is a text; its fields are {names}")
     used = {"role", "content", *_LOSS_FIELDS, *(("from", "value") if other else ())}
     kept = {name: one for name, one in value.items() if one not in (None, []) and name not in used}
-    if role == _CALL:
-        role, content, kept = "assistant", "", kept | {"tool_calls": [_call(content, place)]}
+    if role in _CALL_ROLES:
+        role, content, kept = "assistant", "", kept | {"tool_calls": _calls(content, place)}
     if _CALL in kept and "tool_calls" not in kept:
-        kept["tool_calls"] = [_call(kept.pop(_CALL), place)]
-    role = _OTHER_NAMES.get(role, role) if other or role == "function" else role
+        kept["tool_calls"] = _calls(kept.pop(_CALL), place)
+    elif "tool_calls" in kept:
+        kept["tool_calls"] = _list_of({"tool_calls": _decoded(kept["tool_calls"], place)}, "tool_calls")
+    role = role if role in ROLES else _OTHER_NAMES.get(role.lower(), role.lower())
     if role not in ROLES:
         raise MessagesError(Reason.UNKNOWN_ROLE, f"{place} has the role {role[:_SHOWN_CHARS]!r}; the roles are {', '.join(ROLES)}")
-    if isinstance(content, list):
-        content = "".join(_part(one, f"{place}, part {number}") for number, one in enumerate(content))
-    if content is None and role == "assistant" and any(kept.get(name) for name in _WITHOUT_TEXT):
-        content = ""
-    if not isinstance(content, str):
-        raise MessagesError(Reason.MESSAGES_MALFORMED, f"the content of {place} is {_kind(content)}, but a text is expected")
+    if content is None and role == "assistant":
+        content = kept.pop(_REFUSAL, "" if any(kept.get(name) for name in _WITHOUT_TEXT) else None)
+    content = _text_of(content, f"the content of {place}")
     return kept | {"role": role, "content": content}, _has_loss(value, role, place)
+
+
+def _text_of(value: Any, place: str) -> str:
+    """Return a text, which may be cut into parts."""
+    if isinstance(value, list):
+        return "".join(_part(one, f"{place}, part {number}") for number, one in enumerate(value))
+    if not isinstance(value, str):
+        raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} is {_kind(value)}, but a text is expected")
+    return value
 
 
 def _part(value: Any, place: str) -> str:
     if isinstance(value, str):
         return value
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in _TEXT_PARTS and isinstance(text := value.get("text"), str):
+    kind = str(value.get("type")) if isinstance(value, dict) else ""
+    if kind in _TEXT_PARTS and isinstance(text := value.get(_TEXT_PARTS[kind]), str):
         return text
-    shown = str(kind)[:_SHOWN_CHARS]
-    raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} is of type {shown!r}, and only text can be trained on")
+    raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} is of type {kind[:_SHOWN_CHARS]!r}, and only text can be trained on")
 
 
-def _call(value: Any, place: str) -> dict[str, Any]:
-    function = _decoded(value, place)
+def _calls(value: Any, place: str) -> list[dict[str, Any]]:
+    """Return the calls in a field of one call, or of several in a list."""
+    found = _decoded(value, place)
+    return [_call(one, place) for one in (found if isinstance(found, list) and found else [found])]
+
+
+def _call(function: Any, place: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise MessagesError(
             Reason.MESSAGES_MALFORMED, f"{place} is a function call without a name; JSON with name and arguments is needed"

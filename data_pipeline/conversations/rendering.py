@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from common.errors import ConfigError
 from common.text import named_values
 from data_pipeline.config import ChatConfig
+from data_pipeline.config.text import REASONING
 from data_pipeline.conversations.chat_template import ChatTemplate
-from data_pipeline.conversations.messages import REASONING, Conversation, Message, MessagesError, read_chat
+from data_pipeline.conversations.messages import Conversation, Message, MessagesError, read_chat
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramOnDemand, refuse_lower_limits
 from data_pipeline.tokenizer import Tokenizer

@@ -17,6 +17,8 @@ from data_pipeline.sources.parsers.text_files import TEXT
 from data_pipeline.sources.readers import read_part
 
 _FEW_FILES = 10
+_NO_FIELD = "\0"
+"""The name of a text field that no record has: the parser then says which fields there are."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +34,13 @@ def adapted(config: PrepareConfig, inputs: Sequence[InputFile]) -> PrepareConfig
         return config
     for file in inputs:
         if file.format not in FORMATS or FORMATS[file.format].markup == "records":
-            first = next(read_part(Part(file, 0, file.bytes), config), None)
-            form = form_of(first.fields) if isinstance(first, Rejection) else None
+            probe = _with(config, "records", {"text_field": _NO_FIELD})
+            first = next(read_part(Part(file, 0, file.bytes), probe), None)
+            fields = first.fields if isinstance(first, Rejection) else ()
+            form = form_of(fields)
             if form is None:
+                if config.records.text_field in fields:
+                    logger.warning("the records are texts, by the first one of %s, so chat.template has no effect", file.path)
                 break
             logger.info("the records are %s, by the first one of %s: %s", form.name, file.path, form.words)
             return _with(config, "records", form.settings)

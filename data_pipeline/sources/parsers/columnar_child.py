@@ -152,7 +152,7 @@ def _without_none(value: Any) -> Any:
 
 def _object(values: dict[str, pa.Scalar], more: dict[str, Any], max_bytes: int) -> bytes | int:
     try:
-        found = {name: _without_none(value.as_py()) for name, value in values.items()} | more
+        found = {name: _without_none(value.as_py(maps_as_pydicts="strict")) for name, value in values.items()} | more
         data = json.dumps(found, ensure_ascii=False, default=_plain).encode()
     except UnicodeError:
         return _NOT_UTF8

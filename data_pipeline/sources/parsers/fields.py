@@ -21,25 +21,25 @@ class Form(NamedTuple):
         return " ".join(f"--records.{name} {field}" for name, field in self.settings.items())
 
 
-def _prompt(name: str, prompt: str, text: str) -> Form:
-    return Form(name, {"prompt_field": prompt, "text_field": text})
-
-
+_PROMPTS = ("instruction", "prompt", "question", "query", "problem", "inputs", "input")
+_ANSWERS = ("output", "response", "completion", "solution", "answer", "targets")
+_PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
 _FORMS = (
     *(
-        Form("preference pairs", {"prompt_field": prompt, "chosen_field": "chosen", "rejected_field": "rejected"})
-        for prompt in ("prompt", "question", "instruction", "input")
+        Form("preference pairs", {**prompt, "chosen_field": chosen, "rejected_field": rejected})
+        for chosen, rejected in _PAIRS
+        for prompt in (*({"prompt_field": name} for name in (*_PROMPTS, "conversations")), {})
     ),
     Form("conversations with role and content (OpenAI)", {"messages_field": "messages"}),
     Form("conversations with from and value (ShareGPT)", {"messages_field": "conversations"}),
     Form("conversations", {"messages_field": "conversation"}),
-    _prompt("instructions (Alpaca)", "instruction", "output"),
-    _prompt("instructions", "instruction", "response"),
-    _prompt("prompts and completions", "prompt", "completion"),
-    _prompt("prompts and responses", "prompt", "response"),
-    _prompt("questions and answers", "question", "answer"),
-    _prompt("queries and responses", "query", "response"),
-    _prompt("inputs and outputs", "input", "output"),
+    Form("instructions (Alpaca)", {"prompt_field": "instruction", "text_field": "output"}),
+    *(
+        Form("prompts with answers", {"prompt_field": prompt, "text_field": answer})
+        for prompt in _PROMPTS
+        for answer in _ANSWERS
+        if prompt != answer
+    ),
 )
 """The first one whose fields a record has is its form."""
 
@@ -52,7 +52,7 @@ def missing_field(kind: str, name: str, fields: Collection[str], setting: str) -
     """Return the error of a record without a field that it must have. `kind` is `field` or `column`."""
     shown = ", ".join(map(repr, [*fields][:_SHOWN])) or "none"
     form = form_of(fields)
-    advice = f"see records.{setting}"
+    advice = f"see records.{setting}; conversations need records.messages_field, or prompt_field and text_field"
     if form is not None:
         template = "" if "text_field" in form.settings else " --chat.template chatml"
         advice = f"these are {form.name}: {form.words}{template}"

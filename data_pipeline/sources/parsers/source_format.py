@@ -107,10 +107,10 @@ def chat_fields(records: RecordConfig) -> dict[str, str]:
     """Return the fields of a conversation or a preference pair: the name in the record for each name in the document."""
     if records.messages_field is not None:
         return {"messages": records.messages_field}
-    assert records.prompt_field is not None
+    prompt = {} if records.prompt_field is None else {"prompt": records.prompt_field}
     if records.chosen_field is None or records.rejected_field is None:
-        return {"prompt": records.prompt_field, "response": records.text_field}
-    return {"prompt": records.prompt_field, "chosen": records.chosen_field, "rejected": records.rejected_field}
+        return prompt | {"response": records.text_field}
+    return prompt | {"chosen": records.chosen_field, "rejected": records.rejected_field}
 
 
 def decode(data: bytes, origin: Origin, line: int, offset: int) -> Document | Rejection:

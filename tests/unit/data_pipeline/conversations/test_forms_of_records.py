@@ -76,6 +76,40 @@ FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         [("assistant", "Say"), ("user", "Ask"), ("assistant", "Say")],
     ),
     "messages as text": ({"messages": json.dumps([ASK, SAY])}, [("user", "Ask"), ("assistant", "Say")]),
+    "a list of calls in one text": (
+        {
+            "messages": [
+                {"from": "user", "value": "Ask"},
+                {"role": "tool_call", "content": json.dumps([CALL["function"], CALL["function"]])},
+                {"role": "tool_response", "content": "4"},
+                {"from": "bing", "value": "Say"},
+            ]
+        },
+        [("user", "Ask"), ("assistant", ""), ("tool", "4"), ("assistant", "Say")],
+    ),
+    "names of roles": (
+        {"messages": [{"role": "Human", "content": "Ask"}, {"role": "model", "content": "Say"}]},
+        [("user", "Ask"), ("assistant", "Say")],
+    ),
+    "refusal": (
+        {
+            "messages": [
+                ASK,
+                {"role": "assistant", "content": None, "refusal": "No"},
+                ASK,
+                {"role": "assistant", "content": [{"type": "refusal", "refusal": "Never"}]},
+            ]
+        },
+        [("user", "Ask"), ("assistant", "No"), ("user", "Ask"), ("assistant", "Never")],
+    ),
+    "system in parts": (
+        {"system": [{"type": "text", "text": "Be kind"}], "messages": [ASK, SAY]},
+        [("system", "Be kind"), ("user", "Ask"), ("assistant", "Say")],
+    ),
+    "transcript": (
+        {"messages": "\n\nHuman: Ask\n\nAssistant: Say\n\nmore"},
+        [("user", "Ask"), ("assistant", "Say\n\nmore")],
+    ),
     "old function call": (
         {
             "messages": [
@@ -101,6 +135,39 @@ def test_calls_of_tools_are_kept_in_every_form() -> None:
         assert calls == [{"type": "function", "function": CALL["function"]}]
 
 
+def test_calls_in_a_text_are_calls() -> None:
+    two = read(FORMS["a list of calls in one text"][0]).messages[1]
+    assert [call["function"] for call in two["tool_calls"]] == [CALL["function"]] * 2
+    assert read({"messages": [ASK, SAY | {"tool_calls": json.dumps([CALL])}]}).messages[1]["tool_calls"] == [CALL]
+
+
+def test_reasoning_beside_a_response_is_that_of_the_answer() -> None:
+    assert read({"prompt": "Ask", "reasoning": "Why", "response": "Say"}).messages[1] == SAY | {"reasoning": "Why"}
+
+
+PAIRS: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": "Ask", "chosen": "Say", "rejected": "No"},
+    "one message": {"prompt": "Ask", "chosen": SAY, "rejected": {"from": "gpt", "value": "No"}},
+    "messages": {"prompt": "Ask", "chosen": [ASK, SAY], "rejected": [ASK, SAY | {"content": "No"}]},
+    "messages without a prompt": {"chosen": [ASK, SAY], "rejected": [ASK, SAY | {"content": "No"}]},
+    "transcripts": {"chosen": "\n\nHuman: Ask\n\nAssistant: Say", "rejected": "\n\nHuman: Ask\n\nAssistant: No"},
+    "a transcript and answers": {"prompt": "Human: Ask\n\nAssistant:", "chosen": "Say", "rejected": "No"},
+    "OpenAI": {"prompt": {"messages": [ASK], "tools": []}, "chosen": [SAY], "rejected": [SAY | {"content": "No"}]},
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_each_form_of_a_pair_gives_two_conversations(name: str) -> None:
+    found, _ = read_chat(json.dumps(PAIRS[name]), 100)
+    assert [texts(one) for one in found] == [[("user", "Ask"), ("assistant", "Say")], [("user", "Ask"), ("assistant", "No")]]
+
+
+def test_the_object_that_holds_a_prompt_loses_no_field() -> None:
+    prompt = {"messages": [ASK], "tools": [TOOL], "parallel_tool_calls": True}
+    found, _ = read_chat(json.dumps(PAIRS["OpenAI"] | {"prompt": prompt}), 100)
+    assert found[0].arguments == {"tools": [TOOL], "parallel_tool_calls": True}
+
+
 def test_what_stands_beside_the_messages_goes_to_the_template() -> None:
     beside = {"tools": [TOOL], "documents": [{"title": "T"}], "chat_template_kwargs": {"enable_thinking": False}}
     assert read({"messages": [ASK, SAY]} | beside).arguments == {
@@ -120,6 +187,7 @@ def test_what_stands_beside_the_messages_goes_to_the_template() -> None:
         ({"weight": 0}, (3,)),
         ({"weight": 0.0}, (3,)),
         ({"train": False}, (3,)),
+        ({"loss": False}, (3,)),
         ({"weight": 1, "train": True}, (1, 3)),
         ({"weight": None}, (1, 3)),
     ],
@@ -155,6 +223,9 @@ def test_the_answers_in_a_prompt_have_no_loss() -> None:
             "of the prompt",
         ),
         ({"prompt": "A", "chosen": [SAY | {"weight": 0}], "rejected": "C"}, Reason.MESSAGES_MALFORMED, "compares both"),
+        ({"chosen": "B", "rejected": "C"}, Reason.MESSAGES_MALFORMED, "records.prompt_field"),
+        ({"messages": [{"input": "A", "output": "B"}]}, Reason.MESSAGES_MALFORMED, "'input', 'output'"),
+        ({"messages": [ASK, SAY | {"tool_calls": "weather"}]}, Reason.MESSAGES_MALFORMED, "tool_calls is a text"),
         ({"messages": [ASK, SAY], "chat_template_kwargs": {"messages": []}}, Reason.MESSAGES_MALFORMED, "must not name"),
     ],
 )

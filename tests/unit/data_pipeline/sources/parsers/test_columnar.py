@@ -1,5 +1,6 @@
 import contextlib
 import io
+import json
 import os
 import signal
 import struct
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data_pipeline.config import LimitConfig, PrepareConfig, RecordConfig
+from data_pipeline.config import ChatConfig, LimitConfig, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.parsers import columnar, columnar_child
 from data_pipeline.sources.parsers.columnar import ARROW, PARQUET
@@ -367,3 +368,34 @@ def test_an_arrow_bomb_is_given_up_at_the_budget_or_the_memory_limit() -> None:
     giant = arrow({"text": ["x" * (100 << 20)]}, compression="zstd")
     limits = LimitConfig(reader_memory_bytes=64 << 20, max_expansion=10**6)
     assert refusal(giant, limits, file_format="arrow").reason == Reason.READER_MEMORY
+
+
+def chats(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    config = PrepareConfig(
+        sources=("builtin",),
+        records=RecordConfig(messages_field="messages"),
+        chat=ChatConfig.model_validate({"template": "chatml"}),
+    )
+    file = io.BytesIO(parquet(columns))
+    origin = Origin("a.parquet", markup="chat")
+    content = Content(origin, config, iter(()), Budget(config.limits, lambda: 0), file, len(file.getvalue()))
+    found = list(PARQUET.read(content))
+    return [json.loads(one.text) for one in found if isinstance(one, Document)]
+
+
+def test_columns_of_maps_are_objects() -> None:
+    kind = pa.list_(pa.map_(pa.string(), pa.string()))
+    messages = [{"role": "user", "content": "Ask"}, {"role": "assistant", "content": "Say"}]
+    [found] = chats({"messages": pa.array([[list(one.items()) for one in messages]], kind)})
+    assert found["messages"] == messages
+
+
+def test_a_field_that_only_other_rows_have_is_absent() -> None:
+    def turn(name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        return [
+            {"role": "user", "content": "Ask", "name": "Ann"} if name == "time" else {"role": "user", "content": "Ask"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]},
+        ]
+
+    rows = [turn("weather", {"city": "Oslo"}), turn("time", {"zone": "west", "at": [1]})]
+    assert [one["messages"] for one in chats({"messages": rows})] == rows
