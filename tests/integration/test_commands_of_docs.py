@@ -1,6 +1,7 @@
 """Every command that pages, helps and `next` lines show.
 
-Those of README.md and docs/guide/ are run in the order of their page, on a small text, or have a reason why they cannot be.
+Those of README.md and docs/guide/ are run in the order of their page, on a small text and for a shorter time, or have a reason
+why they cannot be.
 Those of all other pages are understood by the parser of their command. So are those of a report.
 The examples of helps and the `next` lines are run.
 """
@@ -103,6 +104,14 @@ def write_snippets(folder: Path) -> None:
     (folder / "new-snippet.txt").write_text(records[-1]["text"])
 
 
+SHORTER = 20
+"""A training of a page ends after its `--limits.minutes` divided by this number."""
+
+
+def shortened(command: str) -> str:
+    return re.sub(r"(?<=--limits\.minutes )\d+", lambda minutes: f"{int(minutes[0]) / SHORTER:g}", command)
+
+
 def run_commands(page: Path, place: Path) -> dict[str, str]:
     """Run the commands of a page in their order. Return what each one wrote to stdout."""
     own = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
@@ -111,7 +120,7 @@ def run_commands(page: Path, place: Path) -> dict[str, str]:
         if command in NOT_RUN:
             continue
         done = subprocess.run(
-            ["bash", "-c", command],
+            ["bash", "-c", shortened(command)],
             cwd=place,
             env=os.environ | own,
             input=TYPED,
