@@ -81,6 +81,7 @@ class Reason(StrEnum):
     NEAR_DUPLICATE = "near-duplicate", Stage.DEDUPLICATE
     BENCHMARK_OVERLAP = "benchmark-overlap", Stage.DEDUPLICATE
     NO_TOKENS = "no-tokens", Stage.QUALITY
+    EQUAL_IDS = "equal-ids", Stage.QUALITY
     TOO_MANY_TOKENS = "too-many-tokens", Stage.QUALITY
     PERPLEXITY_LOW = "perplexity-low", Stage.QUALITY
     PERPLEXITY_HIGH = "perplexity-high", Stage.QUALITY

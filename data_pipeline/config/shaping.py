@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -41,6 +41,23 @@ def content_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_files(config: Mapping[str, Any]) -> list[str]:
     return [name for name in _BY_CONTENT if _value(config, name)]
+
+
+def cleaning_of(config: Mapping[str, Any], sources: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the settings of a manifest that decide how a text was cleaned, each with the sources for which they hold."""
+    found: list[dict[str, Any]] = []
+    for source in sources:
+        own = _values(_values(config, "source"), source)
+        sections = {name: {**_values(config, name), **_values(own, name)} for name in ("clean", "html", "records")}
+        markup = sections.pop("records").get("markup", "plain")
+        one = {**sections, "markup": markup, "kind": own.get("kind") or ("web" if markup == "html" else "prose")}
+        for other in found:
+            if one | {"sources": other["sources"]} == other:
+                other["sources"].append(source)
+                break
+        else:
+            found.append(one | {"sources": [source]})
+    return found
 
 
 def _picked(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

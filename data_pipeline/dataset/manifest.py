@@ -19,7 +19,7 @@ from common.command_line import command_text
 from common.errors import PreparedDataError, SourceError
 from common.files import UnusableFileError, canonical_json, digest_bytes, digest_stream, open_input, read_input
 from common.text import visible
-from data_pipeline.config import content_settings, named_files, shaping_settings
+from data_pipeline.config import cleaning_of, content_settings, named_files, shaping_settings
 from data_pipeline.dataset.layout import MANIFEST, PUBLISHED, REFERENCE
 from data_pipeline.dataset.locks import reading
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, MAX_VOCAB_SIZE
@@ -136,6 +136,10 @@ class Manifest:
     @property
     def content_settings(self) -> dict[str, Any]:
         return content_settings(self.config)
+
+    @property
+    def cleaning(self) -> list[dict[str, Any]]:
+        return cleaning_of(self.config, self.sources)
 
     @property
     def named_files(self) -> list[str]:

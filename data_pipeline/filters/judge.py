@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import HeuristicConfig, Kind, PrepareConfig, RecordConfig
+from data_pipeline.config import BUILTIN, HeuristicConfig, Kind, PrepareConfig, RecordConfig
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.filters.clean import clean, judge_length
 from data_pipeline.filters.html import PageReader
@@ -136,6 +137,15 @@ def _clean(document: Document, config: PrepareConfig, pages: PageReader) -> tupl
     extracted = pages.text_of(document.text, config.html)
     cleaned = clean(extracted.text, config.clean, document.kind)
     return replace(document, text=cleaned.text, markup="plain"), (extracted.rule, *cleaned.changes)
+
+
+@contextmanager
+def opened_cleaner(settings: Mapping[str, Any]) -> Iterator[Callable[[str], str]]:
+    """Yield what cleans a text as a preparation did. `settings` are an entry of `cleaning_of`. ValueError: they are wrong."""
+    config = PrepareConfig(sources=(BUILTIN,), clean=settings["clean"], html=settings["html"])
+    form = Document("", "", 1, 0, settings["kind"], settings["markup"])
+    with PageReader(config.limits) as pages:
+        yield lambda text: _clean(replace(form, text=text), config, pages)[0].text
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from data_pipeline.quality.perplexity import FATES, Bounds, judge, perplexity, r
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
 from data_pipeline.stages.reject_samples import Samples, find_rows
-from data_pipeline.stages.tokenize import TokenizeResult
+from data_pipeline.stages.tokenize import WITHOUT_TOKENS, TokenizeResult
 from data_pipeline.text import mix_hashes
 
 
@@ -180,6 +180,8 @@ def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
         return f"perplexity {perplexity(batch.column('perplexity')[row].as_py()):.1f}"
     if reason is Reason.CLASSIFIED_BAD:
         return f"probability of being wanted {batch.column('wanted')[row].as_py() / PROBABILITY_STEPS:.3f}"
+    if reason is Reason.EQUAL_IDS:
+        return "the tokenizer gives both answers of the pair the same ids"
     return ""
 
 
@@ -224,8 +226,9 @@ def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8] | 
         reasons_D = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
     is_empty_D = np.diff(batch.column("tokens").offsets.to_numpy()) == 0
     reasons_D[is_empty_D] = Reason.NO_TOKENS  # it cannot be placed in a row
-    if LOSS_RUNS in batch.schema.names:  # the tokenize stage gives a conversation that is too long one run of length 0
-        reasons_D[is_empty_D & (np.diff(batch.column(LOSS_RUNS).offsets.to_numpy()) == 1)] = Reason.TOO_MANY_TOKENS
+    if LOSS_RUNS in batch.schema.names:
+        num_runs_D = np.diff(batch.column(LOSS_RUNS).offsets.to_numpy())
+        reasons_D[is_empty_D] = np.array(WITHOUT_TOKENS, np.object_)[num_runs_D[is_empty_D]]
     if copies_D is not None:
         reasons_D[(reasons_D == "") & (copies_D == 0)] = Reason.OVER_SHARE
     return reasons_D

@@ -22,7 +22,7 @@ from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import token_type
 from data_pipeline.dataset.splits import SPLITS
 from data_pipeline.dataset.tables import TableWriter, tokens_schema
-from data_pipeline.documents import cut_text
+from data_pipeline.documents import Reason, cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, Classifier, HeldOut
 from data_pipeline.quality.perplexity import count_scores
@@ -64,6 +64,8 @@ def report_of_tokens(
     }
 
 
+WITHOUT_TOKENS = (Reason.NO_TOKENS, Reason.TOO_MANY_TOKENS, Reason.EQUAL_IDS)
+"""Why a document has no tokens, by the number of its runs in the token table, which have length 0."""
 _ROUND_TRIPS = 8  # documents of each partition whose ids are decoded to compare the text
 
 
@@ -159,8 +161,8 @@ class _Parts:
 
 def _chats(
     batch: pa.RecordBatch, texts: Sequence[str], tokenizer: Tokenizer, task: TokenizeTask, result: TokenizeResult
-) -> dict[int, EncodedChat]:
-    """Return them by place in the batch, as they fit into a row. One that is too long has no tokens, and a run of length 0."""
+) -> dict[int, EncodedChat | Reason]:
+    """Return them by place in the batch, as they fit into a row, or why they have no tokens."""
     if "special" not in batch.schema.names:
         return {}
     special = batch.column("special").to_pylist()
@@ -177,21 +179,33 @@ def _chats(
     num_cut = sum(after is not None and after is not before for before, after in zip(encoded, fitted, strict=True))
     counts = {"documents": len(encoded), "cut": num_cut, "too_long": fitted.count(None)}
     result.chats = add_counts([result.chats, counts])
-    return {place: chat or EncodedChat.nothing() for place, chat in zip(places, fitted, strict=True)}
+    found = {place: chat or Reason.TOO_MANY_TOKENS for place, chat in zip(places, fitted, strict=True)}
+    if not config.has_pairs:
+        return found
+    return {place: chat if isinstance(chat, Reason) or _has_preference(chat) else Reason.EQUAL_IDS for place, chat in found.items()}
 
 
-def _with_chats(encoded: Encoded, has_loss_T: NDArray[np.bool_], chats: Mapping[int, EncodedChat]) -> tuple[Encoded, LossMask]:
+def _has_preference(pair: EncodedChat) -> bool:
+    """Return whether a model can tell the answers apart: texts that differ may have the same ids."""
+    second = 1 + int(np.flatnonzero(pair.has_loss_T[:-1] & ~pair.has_loss_T[1:])[0])
+    return not np.array_equal(pair.ids_T[:second], pair.ids_T[second:])
+
+
+def _with_chats(
+    encoded: Encoded, has_loss_T: NDArray[np.bool_], chats: Mapping[int, EncodedChat | Reason]
+) -> tuple[Encoded, LossMask]:
     if not chats:
         return encoded, LossMask.of(has_loss_T, np.diff(encoded.ends_D, prepend=0))
     arrays, masks = encoded.arrays(), np.split(has_loss_T, encoded.ends_D[:-1])
+    num_added_D = np.zeros(len(arrays), np.int64)
     for place, chat in chats.items():
+        if isinstance(chat, Reason):
+            num_added_D[place], chat = WITHOUT_TOKENS.index(chat), EncodedChat.nothing()  # noqa: PLW2901
         arrays[place], masks[place] = chat.ids_T, chat.has_loss_T
     found = LossMask.of(np.concatenate(masks), np.array([len(ids) for ids in arrays], np.int64))
-    unusable = [place for place, chat in chats.items() if not len(chat.ids_T)]
-    firsts = (np.cumsum(found.num_runs_B) - found.num_runs_B)[unusable]
-    num_runs_B = found.num_runs_B.copy()
-    num_runs_B[unusable] += 1
-    return Encoded.of(arrays), LossMask(np.insert(found.runs_N, firsts, 0), num_runs_B)
+    starts_D = np.cumsum(found.num_runs_B) - found.num_runs_B
+    runs_N = np.insert(found.runs_N, np.repeat(starts_D, num_added_D), 0)
+    return Encoded.of(arrays), LossMask(runs_N, found.num_runs_B + num_added_D)
 
 
 @lru_cache(maxsize=1)

@@ -116,6 +116,11 @@ def test_new_texts_get_a_label_and_probabilities(finished: tuple[Path, str], tmp
     assert [one["line"] for one in others] == list(range(1, 31))
     right = Counter(one["label"] == record["label"] for one, record in zip(others, records, strict=True))
     assert right[True] >= 28
+    (tmp_path / "dirty.txt").write_text("copper\x0ctin zi\x07nc\r\n" * 3)  # control characters and line ends
+    (tmp_path / "clean.txt").write_text("copper tin zinc\n" * 3)
+    done = run_command("trainer", "classify", str(run), str(tmp_path / "dirty.txt"), str(tmp_path / "clean.txt"))
+    dirty, clean = map(json.loads, done.stdout.splitlines())
+    assert dirty["probabilities"] == clean["probabilities"]  # as prepare has cleaned the texts of the training
 
 
 def test_classify_refuses_a_run_of_a_language_model_and_a_file_without_texts(

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import ByteLevel
 
 from common.errors import CheckpointError, ConfigError
 from data_pipeline.dataset.manifest import read_manifest
@@ -163,6 +166,20 @@ def test_pairs_that_cannot_be_used_are_rejected_with_a_counted_reason(tmp_path: 
     rejected = read_manifest(directory).totals["rejected"]
     assert rejected["read"] == counts
     assert rejected["quality"] == {"too-many-tokens": 1}
+
+
+def test_a_pair_whose_answers_have_the_same_ids_is_counted_and_not_kept(tmp_path: Path) -> None:
+    library = Tokenizer(models.BPE({symbol: number for number, symbol in enumerate(ByteLevel.alphabet())}, []))
+    library.normalizer, library.pre_tokenizer = Lowercase(), ByteLevel(add_prefix_space=False)
+    library.add_special_tokens(["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    differing = {"prompt": "Say it.", "chosen": "Yes, a cat.", "rejected": "yes, a CAT."}
+    records = [*pair_records(30), differing, {"prompt": "x" * 300, "chosen": "A", "rejected": "a"}]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    directory = write_pairs(tmp_path, sources=(str(tmp_path / "some.jsonl"),), tokenizer={"path": tmp_path / "tokenizer.json"})
+    totals = read_manifest(directory).totals
+    assert totals["rejected"]["quality"] == {"equal-ids": 1, "too-many-tokens": 1}
+    assert totals["documents"]["kept"] == 30
 
 
 def test_pairs_may_be_messages_or_repeat_their_prompt(folder: Path, tmp_path: Path) -> None:

@@ -21,12 +21,16 @@ class ClassifyOptions(CheckpointOptions):
         "text", min_length=1, description="Name of the field that holds the text in a .jsonl file."
     )
     lines: bool = Field(False, description="Read each line of a file as one text, also if it is not a .jsonl file.")
+    source: Annotated[str | None, Place(metavar="NAME")] = Field(
+        None, description="Source of the data whose cleaning the texts get; none: that of all sources, which must be the same."
+    )
     batch: int = Field(16, ge=1, le=65536, description="Number of texts that are classified together.")
 
 
 def run(options: ClassifyOptions) -> None:
     from trainer.commands.saved_model import opened_model
     from trainer.finetuning.classification import classified
+    from trainer.finetuning.cleaning import opened_cleaning
     from trainer.inference.conversation import read_texts
     from trainer.machine.determinism import settings_here
     from trainer.runs.saved_run import SavedRun
@@ -41,6 +45,8 @@ def run(options: ClassifyOptions) -> None:
         for path in options.files
         for line, text in read_texts(path, str(path), options.field, advice, by_line=options.lines)
     ]
+    with opened_cleaning(saved.path, saved.record.data.cleaning, options.source) as cleaned:
+        texts = [(path, line, cleaned(text)) for path, line, text in texts]
     with opened_model(saved, config, options.checkpoint, trust_code=options.trust_code, alone="classify") as (model, group, _):
         labels = classified(saved, model, config, group.device, [text for _, _, text in texts], options.batch)
         for (path, line, _), found in zip(texts, labels, strict=True):

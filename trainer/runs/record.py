@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -60,9 +60,19 @@ class Origin(Schema):
     """Advice for sampling of the published model that the weights come from; None: they were trained from random ones."""
 
 
+class Cleaning(Schema):
+    sources: list[str]
+    clean: dict[str, Plain]
+    html: dict[str, Plain]
+    markup: Literal["plain", "html"]
+    kind: Literal["prose", "web", "code"]
+
+
 class RecordedData(Schema):
     root_digest: str
     tokenizer_digest: str = ""
+    cleaning: list[Cleaning] = Field(default_factory=list)
+    """How the texts were cleaned, in a run that classifies them; older ones lack it."""
 
 
 class RecordedEnvironment(Schema):

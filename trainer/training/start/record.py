@@ -70,7 +70,11 @@ def open_record(plan: StartPlan, continued: Continued, restored: Restored) -> tu
             "identity": dict(identity),
             "changes": list(restored.adjustments.made),
             "precision": asdict(plan.precision),
-            "data": {"root_digest": manifest.root_digest, "tokenizer_digest": manifest.tokenizer_digest},
+            "data": {
+                "root_digest": manifest.root_digest,
+                "tokenizer_digest": manifest.tokenizer_digest,
+                **({"cleaning": manifest.cleaning} if config.objective == "classification" else {}),
+            },
             "environment": environment,
             "earlier": earlier,
             "files": {CONFIG: digest_bytes(settings.encode())} | digests_of(run, names),
