@@ -104,6 +104,7 @@ class Document:
     metadata: str = ""  # the fields that `records.metadata` names, as a JSON object; empty if there are none
     parts: tuple[int, ...] = ()  # lengths in characters, alternately without and with a loss; empty: a loss on everything
     special: tuple[int, ...] = ()  # lengths in characters, alternately text and special token; empty: no conversation
+    unread: tuple[str, ...] = ()  # the fields of its record that no setting names and no conversation has
 
     @property
     def pieces(self) -> list[str]:

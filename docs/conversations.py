@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from data_pipeline.config import ChatConfig, TokenizerConfig
+from data_pipeline.config import ChatConfig, RecordConfig, TokenizerConfig
 from data_pipeline.conversations.chat_template import chosen_template
 from data_pipeline.conversations.rendering import ChatRenderer
 from data_pipeline.documents import Document, Rejection
+from data_pipeline.sources.parsers.fields import form_of
+from data_pipeline.sources.parsers.source_format import Origin
 
 _ASK, _SAY = {"role": "user", "content": "Ask"}, {"role": "assistant", "content": "Say"}
 _CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
 _SHARE = [{"from": "human", "value": "Ask"}, {"from": "gpt", "value": "Say"}]
 FORMS: Mapping[str, dict[str, Any]] = {
     "OpenAI": {"messages": [_ASK, _SAY, _ASK, _SAY]},
-    "ShareGPT": {"messages": [*_SHARE, *_SHARE]},
-    "prompt and response, Alpaca": {"prompt": "Ask", "response": "Say"},
+    "ShareGPT": {"conversations": [*_SHARE, *_SHARE]},
+    "prompt and response, Alpaca": {"instruction": "Ask", "output": "Say"},
     "preference pairs": {"prompt": [_ASK], "chosen": [_SAY], "rejected": [{"role": "assistant", "content": "No"}]},
 }
-_LISTS = ("messages", "chosen")
+_LISTS = ("messages", "conversations", "chosen")
 FIELDS: Mapping[str, Any] = {
     "system": "Be kind",
     "tools": [{"type": "function", "function": {"name": "weather"}}],
@@ -50,17 +52,18 @@ def outcomes(template: str = "chatml", **settings: Any) -> dict[str, dict[str, s
 
 def _outcome(renderer: ChatRenderer, record: Mapping[str, Any], field: str) -> str:
     changed = {**record, field: FIELDS[field]}
-    if field in _OF_MESSAGES:
-        name = next((name for name in _LISTS if name in record), None)
-        if name is None:
-            return ""
+    if field in _OF_MESSAGES and (name := next((name for name in _LISTS if name in record), None)) is not None:
         messages = list(record[name])
         messages[len(messages) // 4] = messages[len(messages) // 4] | {field: FIELDS[field]}  # an answer
         changed = {**record, name: messages}
-    before = renderer.unused.total()
-    usual, found = (renderer.documents(Document(json.dumps(one), "", 1, 0, markup="chat"), 100) for one in (record, changed))
+    num_before = renderer.unused.total()
+    form = form_of(record)
+    assert form is not None
+    records, origin = RecordConfig.model_validate(form.settings), Origin("", markup="chat")
+    usual, read = (origin.record(one, 1, 0, records) for one in (record, changed))
+    before, found = (renderer.documents(one, 100) for one in (usual, read))
     if isinstance(found[0], Rejection):
         return "refused"
-    if found != usual:
+    if [replace(one, unread=()) for one in found if isinstance(one, Document)] != before:
         return "kept"
-    return "counted" if renderer.unused.total() > before else ""
+    return "counted" if read.unread or renderer.unused.total() > num_before else ""

@@ -16,8 +16,6 @@ OF_CONVERSATION = ("system", "system_prompt", "tools", "functions", "documents",
 """Fields of a record that belong to its conversation, beside those that the settings name."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields with the reasoning of an answer, in its message or beside a response."""
-OTHERS = "\0others"
-"""The name under which a conversation lists the fields of its record that nothing reads."""
 OF_PROMPT = ("input", "context")
 """Fields of a record that belong to a prompt of one of `_INSTRUCTIONS`, as in Alpaca's form."""
 _INSTRUCTIONS = ("instruction", "question", "query")

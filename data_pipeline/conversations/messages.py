@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.files import is_deeper
-from data_pipeline.config.text import OF_CONVERSATION, OF_PROMPT, OTHERS, REASONING, with_input
+from data_pipeline.config.text import OF_CONVERSATION, OF_PROMPT, REASONING, with_input
 from data_pipeline.documents import Reason
 
 Message = dict[str, Any]  # `role`, `content`, and the other fields of the record
@@ -61,11 +61,8 @@ class Conversation:
         return replace(self, trained=self.trained[-1:])
 
 
-def read_chat(text: str, max_depth: int) -> tuple[list[Conversation], list[str]]:
-    """Return one conversation, or two for a preference pair, the better one first, and the fields of the record that nothing reads.
-
-    `max_depth` holds in texts too.
-    """
+def read_chat(text: str, max_depth: int) -> list[Conversation]:
+    """Return one conversation, or two for a preference pair, the better one first. `max_depth` holds in texts too."""
     try:
         record = _flat(json.loads(text))
         beside = {name: record[name] for name in OF_CONVERSATION if record.get(name)}
@@ -73,7 +70,7 @@ def read_chat(text: str, max_depth: int) -> tuple[list[Conversation], list[str]]
         conversations = _pair(record) if "chosen" in record else [_conversation(record)]
         found = [_completed(messages, weights, beside) for messages, weights in conversations]
         if not is_deeper([[one.messages, one.arguments] for one in found], max_depth):
-            return found, record.get(OTHERS, [])
+            return found
     except RecursionError:
         pass
     raise MessagesError(Reason.TOO_DEEP, f"a message is nested deeper than limits.max_json_depth = {max_depth}")

@@ -106,15 +106,15 @@ class ChatRenderer(ProgramOnDemand):
     def documents(self, document: Document, max_depth: int) -> list[Document | Rejection]:
         """Return the text of a record. It is several texts if the template shows earlier answers in another way than the last."""
         try:
-            found, others = read_chat(document.text, max_depth)
+            found, lost = read_chat(document.text, max_depth), set[str]()
             if len(found) == 1:
-                all_rendered = self._examples(found[0] if self._chat.answers == "all" else found[0].only_last())
+                all_rendered = self._examples(found[0] if self._chat.answers == "all" else found[0].only_last(), lost)
             else:
-                pair = [self._examples(one)[-1].of_last_answer() for one in found]
+                pair = [self._examples(one, lost)[-1].of_last_answer() for one in found]
                 if pair[0] == pair[1]:
                     raise MessagesError(Reason.EQUAL_PAIR, "chosen and rejected are the same in the text of the template")
                 all_rendered = [Rendered.join(*pair)]
-            self.unused.update(f"record.{name}" for name in others)
+            self.unused.update(lost)
         except MessagesError as error:
             return [Rejection.of_bytes(error.reason, document.path, document.line, document.text.encode(), str(error))]
         return [replace(document, text=one.text, markup="plain", parts=one.parts, special=one.special) for one in all_rendered]
@@ -127,8 +127,11 @@ class ChatRenderer(ProgramOnDemand):
     def prompt(self, messages: Sequence[Message]) -> Rendered:
         return self._rendered(Conversation(list(messages), (), {}))[0][0]
 
-    def _examples(self, conversation: Conversation) -> list[Rendered]:
-        """Check that the template uses what the conversation has. A field that it has used once is not tried again."""
+    def _examples(self, conversation: Conversation, names_lost: set[str]) -> list[Rendered]:
+        """Check that the template uses what the conversation has. A field that it has used once is not tried again.
+
+        `names_lost` gets the names of the fields that it does not use.
+        """
         conversation = replace(conversation, arguments={**named_values(self._chat.arguments), **conversation.arguments})
         places: dict[_Field, list[_Path]] = {}
         needed: set[_Field] = set()
@@ -164,7 +167,7 @@ class ChatRenderer(ProgramOnDemand):
                 "chat.unused_fields to keep",
             )
         self._tries.update(lost - poorer)
-        self.unused.update({field.name for field in lost})
+        names_lost.update(field.name for field in lost)
         return rendered
 
     def end_of_turn(self) -> tuple[str, bool]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.errors import ConfigError, SourceError
+from common.text import some_of
 from data_pipeline.config import PrepareConfig, settings_without_effect
 from data_pipeline.dataset.layout import MAX_LABELS
 from data_pipeline.dataset.splits import SPLITS, fewest_held_out
@@ -24,6 +26,13 @@ from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 logger = logging.getLogger(__name__)
 
 _SHOWN, _MOST_SHOWN = 3, 8  # files and fields in a message
+_METADATA = re.compile(
+    r"[._](ids?|idx|index(_level_\d+__)?|uuid|hash|md5|sha\d*|url|uri|link|file(name)?|path|source|origin|domain|dataset|subset"
+    r"|split|date|time|timestamp|created|updated|version|lang|language|licen[cs]e|author|model|scores?|rating|type|category|topic"
+    r"|tags?|length|count|num_tokens|token_count)(_at)?$|[._](num|is|has|score)_|: \d+$",
+    re.IGNORECASE,
+)
+"""Names of fields that say something about a text and are rarely text to train on. A table of pandas adds `Unnamed: 0`."""
 
 
 def check_settings(inputs: Sequence[InputFile], config: PrepareConfig) -> None:
@@ -79,13 +88,26 @@ def check_rejected(partitions: Sequence[Partition], read: Sequence[ReadResult], 
             documents = sum(result.documents for result in results)
             first = next((f"; first: {_place(sample)}" for sample in samples if sample["source"] == source), "")
             logger.warning("source %s: none of its %d documents is kept (%s%s)", source, documents, _commonest(results), first)
-    if unused := add_counts(result.unused for result in read):
-        shown = ", ".join(f"{name} ({count})" for name, count in sorted(unused.items(), key=lambda item: -item[1])[:_MOST_SHOWN])
-        logger.warning("the chat template leaves out these fields, with the number of conversations: %s", shown)
+    _tell_unused(add_counts(result.unused for result in read))
     if given_up := [sample for sample in samples if not sample["line"] and "!/" not in sample["path"]]:  # archives name no members
         shown = "; ".join(f"source {sample['source']}, {_place(sample)}" for sample in given_up[:_SHOWN])
         more = "; the report lists more" if len(given_up) > _SHOWN else ""
         logger.warning("files that could not be read to the end, the rest of each is skipped: %s%s", shown, more)
+
+
+def _tell_unused(unused: Mapping[str, int]) -> None:
+    """Tell the fields that nothing uses. Metadata is usual, so it is one line without numbers."""
+    counts = sorted(unused.items(), key=lambda item: (-item[1], item[0]))
+    others = [(name, count) for name, count in counts if not _METADATA.search(name)]
+    if metadata := [name.removeprefix("record.") for name, _ in counts if _METADATA.search(name)]:
+        logger.info("metadata that is not used (records.metadata keeps it): %s", some_of(metadata, _MOST_SHOWN))
+    of_records = [f"{name.removeprefix('record.')} ({count})" for name, count in others if name.startswith("record.")]
+    if of_records:
+        logger.warning("no setting uses these fields, with the number of records: %s", some_of(of_records, _MOST_SHOWN))
+    if of_messages := [f"{name} ({count})" for name, count in others if not name.startswith("record.")]:
+        logger.warning(
+            "the chat template leaves out these fields, with the number of conversations: %s", some_of(of_messages, _MOST_SHOWN)
+        )
 
 
 def _place(sample: Mapping[str, Any]) -> str:

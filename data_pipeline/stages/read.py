@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit
 from data_pipeline.filters.html import PageReader
 from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch, label_of
 from data_pipeline.filters.language import kept_by_threshold
-from data_pipeline.sources.formats import IgnoredFiles, count_extension
+from data_pipeline.sources.formats import IgnoredFiles, count_extension, printable
 from data_pipeline.sources.inputs import Part, Partition
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job, PartitionTask
@@ -61,6 +61,7 @@ def report_of_reading(read: Sequence[ReadResult], ignored: IgnoredFiles) -> dict
 _BATCH_CHARS = 1 << 20  # judged together: enough for vectorized rules, and little memory
 _BATCH_METADATA_CHARS = 1 << 24  # limited separately from the text, because the table's batches hold the metadata, too
 _BATCH_ITEMS = 1 << 14
+_MAX_FIELDS, _MAX_FIELD_CHARS = 1000, 100  # counted separately, because each record of a stranger can have other fields
 TEXT_SCHEMA = pa.schema(
     [
         ("id", pa.uint64()),
@@ -98,7 +99,7 @@ class ReadResult:
     changes: Counts = field(default_factory=dict)  # number of documents that each cleaning rule changed
     confidences: dict[str, Counts] = field(default_factory=dict)  # documents by identified language and confidence
     samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejections of each reason
-    unused: Counts = field(default_factory=dict)  # conversations by the fields that the chat template leaves out
+    unused: Counts = field(default_factory=dict)  # documents by the fields of records and messages that nothing uses
     ignored: Counts = field(default_factory=dict)  # number of files of an unknown format in archives, by extension
     malformed: dict[str, Counts] = field(default_factory=dict)  # items that are no document, by reason and extension
 
@@ -109,6 +110,7 @@ def read_partition(task: ReadTask) -> ReadResult:
     result = ReadResult(task.source, task.partition.bytes)
     rejected: Counter[str] = Counter()
     ignored: Counter[str] = Counter()
+    unread: Counter[str] = Counter()
     with (
         TableWriter(task.output, CHAT_SCHEMA if task.chat else TEXT_SCHEMA) as table,
         KeyWriter(task.place("keys"), config.dedup) as keys,
@@ -116,7 +118,7 @@ def read_partition(task: ReadTask) -> ReadResult:
         RejectedWriter(task.place(REJECTED) if config.keep_rejects == "all" else None) as rejects,
         nullcontext() if task.chat is None else ChatRenderer(task.chat, config.chat) as chats,
     ):
-        for parts, items in _batches(task.partition, config, rejects, ignored, chats):
+        for parts, items in _batches(task.partition, config, rejects, ignored, unread, chats):
             judged = judge_batch(items, config, pages)
             ids = [document_id(task.partition.number, result.documents + number) for number in range(len(items))]
             kept = [number for number, item in enumerate(judged.items) if isinstance(item, JudgedDocument)]
@@ -143,7 +145,7 @@ def read_partition(task: ReadTask) -> ReadResult:
             result.documents += len(items)
             result.kept += len(kept)
     result.rejected, result.ignored = dict(rejected), dict(ignored)
-    result.unused = {} if chats is None else dict(sorted(chats.unused.items()))
+    result.unused = dict(sorted((unread if chats is None else unread + chats.unused).items()))
     return commit_result(task, result, table.written, keys.written, rejects.written)
 
 
@@ -156,7 +158,12 @@ def is_same_record(items: Sequence[Rejection | JudgedDocument], number: int) -> 
 
 
 def _batches(
-    partition: Partition, config: PrepareConfig, rejects: RejectedWriter, ignored: Counter[str], chats: ChatRenderer | None
+    partition: Partition,
+    config: PrepareConfig,
+    rejects: RejectedWriter,
+    ignored: Counter[str],
+    unread: Counter[str],
+    chats: ChatRenderer | None,
 ) -> Iterator[tuple[list[Part], list[Document | Rejection]]]:
     """Yield items, and for each the part of a file that it comes from. Malformed bytes go to `rejects` at once, to save memory."""
     ordinal = 0
@@ -166,6 +173,8 @@ def _batches(
     for part in partition.parts:
         for read in read_part(part, config, ignored):
             found = [read]
+            if isinstance(read, Document):
+                unread.update(shown_field(name, unread) for name in read.unread)
             if chats and isinstance(read, Document) and read.markup == "chat":
                 found = chats.documents(read, config.limits.max_json_depth)
             for item in found:
@@ -182,6 +191,11 @@ def _batches(
                 parts, items, characters, metadata = [], [], 0, 0
     if items:
         yield parts, items
+
+
+def shown_field(name: str, counts: Mapping[str, int]) -> str:
+    shown = f"record.{printable(name[:_MAX_FIELD_CHARS])}"
+    return shown if shown in counts or len(counts) < _MAX_FIELDS else "record.other"
 
 
 def _rows(judged: JudgedBatch, kept: list[int], parts: list[Part], ids: list[int], config: PrepareConfig) -> pa.RecordBatch:

@@ -432,7 +432,7 @@ def test_a_source_and_a_file_that_are_lost_whole_are_named(tmp_path: Path, caplo
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "a.txt").write_text("short")
     prepare_small(tmp_path / "out", {name: tmp_path / name for name in ("good", "lost", "short")})
-    column = "no-text-field: no column 'text'; the columns are 'body'; see records.text_field"
+    column = "no-text-field: no column 'text'; the columns are 'body'; see records.text_field; conversations need .*"
     warnings = [
         rf"source lost: none of its 1 documents is kept \(1 no-text-field; first: a\.parquet: {column}\)",
         r"source short: none of its 1 documents is kept \(1 too-short; first: a\.txt:1: too-short: .*\)",
@@ -718,13 +718,18 @@ def test_a_template_that_leaves_a_field_out_is_told_with_the_number_of_records(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     records = [
-        {"messages": [{"role": "user", "content": f"Question {n}?", "id": n}, {"role": "assistant", "content": "Answer."}]}
+        {
+            "messages": [{"role": "user", "content": f"Question {n}?", "mood": n}, {"role": "assistant", "content": "Answer."}],
+            "title": f"Title {n}" if n < 30 else None,
+            "date": n,
+        }
         for n in range(40)
     ]
     write_records(tmp_path / "a.jsonl", records)
     prepare_small(tmp_path / "data", {"chats": tmp_path / "a.jsonl"}, dedup={"near": False}, chat={"template": "chatml"})
-    assert "user.id (40)" in caplog.text
-    assert report_of(tmp_path / "data")["unused_fields"] == {"user.id": 40}
+    assert "leaves out these fields, with the number of conversations: user.mood (40)" in caplog.text
+    assert "no setting uses these fields, with the number of records: title (30)" in caplog.text
+    assert report_of(tmp_path / "data")["unused_fields"] == {"record.date": 40, "record.title": 30, "user.mood": 40}
 
 
 def test_the_examples_of_a_conversation_are_in_one_split_and_no_duplicates(tmp_path: Path) -> None:

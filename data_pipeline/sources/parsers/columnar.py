@@ -8,11 +8,11 @@ import struct
 from array import array
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from data_pipeline.config import LimitConfig, RecordConfig
-from data_pipeline.config.text import OF_PROMPT, OTHERS
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.execution.confined import ConfinedProgram, ProgramEndedError, refuse_lower_limits
 from data_pipeline.sources.parsers.fields import missing_field
@@ -44,15 +44,14 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
         "bytes": num_bytes,
         "needed": origin.needed(records),
         "chat_fields": chat_fields(records) if origin.markup == "chat" else None,
-        "beside": list(records.beside) if origin.markup == "chat" else [],
-        "others": OTHERS,
-        "of_prompt": list(OF_PROMPT) if origin.markup != "chat" and records.is_alpaca else [],
+        "optional": list(origin.optional(records)),
         "metadata": list(records.kept_fields),
         "max_text_bytes": limits.max_line_bytes,
         "memory_bytes": limits.reader_memory_bytes,
     }
     corrupt = Reason(f"corrupt-{file_format}")
     row = 0
+    unread: tuple[str, ...] = ()
     with closing(ConfinedProgram(_CHILD, _SILENCE_S)) as child:
         child.write(json.dumps(request).encode() + b"\n")
         for letter, body in _messages(child, limits, corrupt):
@@ -67,7 +66,10 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
                 for one in _rows(body, corrupt):
                     row += 1
                     budget.charge(max(sum(len(text) for text in one[:2] if isinstance(text, bytes)), 1))
-                    yield _document(*one, origin, row, records, corrupt)
+                    found = _document(*one, origin, row, records, corrupt)
+                    yield replace(found, unread=unread) if isinstance(found, Document) else found
+            elif letter == b"U":
+                unread = tuple(body.decode("utf-8", "backslashreplace").split("\0")) if body else ()
             elif letter == b"E":
                 reason, _, detail = body.decode("utf-8", "backslashreplace").partition("\0")
                 if reason == Reason.READER_MEMORY:

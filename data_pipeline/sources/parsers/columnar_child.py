@@ -8,6 +8,7 @@ length in bytes, and a body of that length. All numbers are little-endian.
     R  offset and size, 64 bits each    the parent answers on standard input with a 64-bit length and the bytes
     B  rows: their number n, 64 bits; n lengths of texts and n lengths of prompts (-1: null, -2: too large); n lengths of metadata;
        the texts; the prompts; the metadata. With `chat_fields` a text is a JSON object of these columns (-3: not UTF-8)
+    U  the names of the columns that are not read, each but the last followed by a NUL; before the first rows
     E  reason and explanation, separated by a NUL; the last message of a file that cannot be read further. The explanation of
        no-text-field is a JSON object with the name of the missing column, the setting that names it, and the columns
     Z  empty; the last message of a file that was read to its end
@@ -66,19 +67,20 @@ def main() -> None:
 def _read(file: io.RawIOBase, request: dict[str, Any], sink: io.BufferedWriter) -> None:
     chat_fields: dict[str, str] | None = request["chat_fields"]
     batches = _parquet_batches if request["format"] == "parquet" else _arrow_batches
-    for batch in batches(file, request):
+    for number, batch in enumerate(batches(file, request)):
+        if not number:
+            _send(sink, b"U", "\0".join(request["unread"]).encode("utf-8", "backslashreplace"))
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         if chat_fields is not None:
             chat = {name: columns[column] for name, column in chat_fields.items()}
-            chat |= {name: columns[name] for name in request["beside"] if name in columns}
+            chat |= {name: columns[name] for name in request["optional"] if name in columns}
             rows = ({name: column[row] for name, column in chat.items()} for row in range(batch.num_rows))
-            more = {request["others"]: request["unread"]}
-            found = [[_object(row, more, request["max_text_bytes"]) for row in rows]]
+            found = [[_object(row, request["max_text_bytes"]) for row in rows]]
         else:
             found = [_texts(columns[name], request["max_text_bytes"]) for name in request["needed"]]
         texts = found[0]
         prompts: list[bytes | int] = found[1] if len(found) > 1 else [b""] * batch.num_rows
-        for name in request["of_prompt"] if len(found) > 1 else ():
+        for name in request["optional"] if len(found) > 1 else ():
             if name in columns and _is_text(columns[name].type):
                 extra = _texts(columns[name], request["max_text_bytes"])
                 prompts = [_joined(*pair) for pair in zip(prompts, extra, strict=True)]
@@ -130,8 +132,8 @@ def _wanted(schema: pa.Schema, request: dict[str, Any]) -> list[str]:
         kind = schema.field(column).type
         if request["chat_fields"] is None and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise _Refused("text-not-a-string", f"column {column!r} has type {kind}, but strings or bytes are expected")
-    others = dict.fromkeys((*request["beside"], *request["metadata"], *request["of_prompt"]))
-    request["unread"] = [name for name in schema.names if name not in request["needed"] and name not in others]
+    others = dict.fromkeys((*request["optional"], *request["metadata"]))
+    request["unread"] = [name for name in schema.names[:_MAX_NAMES] if name not in request["needed"] and name not in others]
     return [*request["needed"], *(name for name in others if schema.names.count(name) == 1 and name not in request["needed"])]
 
 
@@ -150,9 +152,9 @@ def _without_none(value: Any) -> Any:
     return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
-def _object(values: dict[str, pa.Scalar], more: dict[str, Any], max_bytes: int) -> bytes | int:
+def _object(values: dict[str, pa.Scalar], max_bytes: int) -> bytes | int:
     try:
-        found = {name: _without_none(value.as_py(maps_as_pydicts="strict")) for name, value in values.items()} | more
+        found = {name: _without_none(value.as_py(maps_as_pydicts="strict")) for name, value in values.items()}
         data = json.dumps(found, ensure_ascii=False, default=_plain).encode()
     except UnicodeError:
         return _NOT_UTF8

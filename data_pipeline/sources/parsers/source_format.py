@@ -9,11 +9,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from data_pipeline.config import Kind, PrepareConfig, RecordConfig
-from data_pipeline.config.text import OF_PROMPT, OTHERS, with_input
+from data_pipeline.config.text import OF_PROMPT, with_input
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.streams import Budget, Readable
 
@@ -45,14 +45,18 @@ class Origin:
 
     def record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
         """Return the document of a record. Its text and its prompt are strings without lone surrogates."""
+        known = {*self.needed(records), *self.optional(records), *records.kept_fields}
+        unread = tuple(name for name, value in fields.items() if name not in known and value not in (None, "", [], {}))
+        document = self._record(fields, line, offset, records)
+        return replace(document, unread=unread) if unread else document
+
+    def _record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
         if self.markup == "chat":
             chat = {name: fields[field] for name, field in chat_fields(records).items()}
             chat |= {name: value for name in records.beside if (value := fields.get(name)) not in (None, "", [])}
-            known = {*chat_fields(records).values(), *records.beside, *records.kept_fields}
-            chat[OTHERS] = [name for name, value in fields.items() if name not in known and value not in (None, "", [])]
             return self.chat(chat, line, offset, metadata_json(fields, records.metadata))
         prompt = "" if records.prompt_field is None else fields[records.prompt_field]
-        for name in OF_PROMPT if records.is_alpaca else ():
+        for name in self.optional(records):
             prompt = with_input(prompt, more) if isinstance(more := fields.get(name), str) else prompt
         metadata = metadata_json(fields, records.kept_fields)
         return self.document(fields[records.text_field], line, offset, metadata, prompt and prompt + records.prompt_end)
@@ -63,6 +67,12 @@ class Origin:
             return dict.fromkeys(chat_fields(records).values(), "messages_field")
         prompt = {} if records.prompt_field is None else {records.prompt_field: "prompt_field"}
         return {records.text_field: "text_field"} | prompt
+
+    def optional(self, records: RecordConfig) -> tuple[str, ...]:
+        """Return the further fields that a document has, if its record has them."""
+        if self.markup == "chat":
+            return records.beside
+        return OF_PROMPT if records.is_alpaca else ()
 
     def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
         text = json.dumps(fields, ensure_ascii=False)

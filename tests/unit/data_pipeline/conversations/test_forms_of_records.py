@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from data_pipeline.config import ChatConfig, TokenizerConfig
-from data_pipeline.config.text import OTHERS
 from data_pipeline.conversations.chat_template import ChatTemplate, chosen_template
 from data_pipeline.conversations.messages import Conversation, MessagesError, read_chat
 from data_pipeline.conversations.rendering import ChatRenderer
@@ -23,7 +22,7 @@ ASK, SAY = {"role": "user", "content": "Ask"}, {"role": "assistant", "content": 
 
 
 def read(record: Mapping[str, Any]) -> Conversation:
-    [found], _ = read_chat(json.dumps(record), 100)
+    [found] = read_chat(json.dumps(record), 100)
     return found
 
 
@@ -158,13 +157,13 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_form_of_a_pair_gives_two_conversations(name: str) -> None:
-    found, _ = read_chat(json.dumps(PAIRS[name]), 100)
+    found = read_chat(json.dumps(PAIRS[name]), 100)
     assert [texts(one) for one in found] == [[("user", "Ask"), ("assistant", "Say")], [("user", "Ask"), ("assistant", "No")]]
 
 
 def test_the_object_that_holds_a_prompt_loses_no_field() -> None:
     prompt = {"messages": [ASK], "tools": [TOOL], "parallel_tool_calls": True}
-    found, _ = read_chat(json.dumps(PAIRS["OpenAI"] | {"prompt": prompt}), 100)
+    found = read_chat(json.dumps(PAIRS["OpenAI"] | {"prompt": prompt}), 100)
     assert found[0].arguments == {"tools": [TOOL], "parallel_tool_calls": True}
 
 
@@ -361,10 +360,11 @@ def test_a_template_that_writes_only_the_names_of_tools_is_noticed() -> None:
         assert "tools.description" in found.detail
 
 
-def test_fields_that_nothing_reads_are_counted() -> None:
+def test_a_field_that_both_answers_of_a_pair_have_counts_once() -> None:
     with renderer(SIMPLE) as renderer_:
-        text_and_answers(renderer_, {"messages": [ASK, SAY], OTHERS: ["score", "id"]})
-        assert renderer_.unused == {"record.score": 1, "record.id": 1}
+        record = {"prompt": [ASK | {"mood": "calm"}], "chosen": "Say", "rejected": "No"}
+        assert isinstance(documents(renderer_, record)[0], Document)
+        assert renderer_.unused == {"user.mood": 1}
 
 
 def test_only_the_last_answer_can_have_a_loss() -> None:

@@ -7,7 +7,7 @@ from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.documents import Reason, Rejection
 from data_pipeline.sources.inputs import cut_into_partitions, find_inputs
-from data_pipeline.stages.read import ReadTask, read_partition
+from data_pipeline.stages.read import ReadTask, read_partition, shown_field
 from data_pipeline.stages.reject_samples import RejectedWriter
 from tests.support.corpora import sentences, write_texts
 
@@ -46,3 +46,10 @@ def test_unreadable_input_and_unknown_files_in_archives_are_counted_by_extension
     assert result.ignored == {".png": 2}
     assert result.malformed == {"invalid-utf8": {".txt": 2, ".html": 1}, "not-json": {".jsonl": 2}}
     assert {name: count for name, count in result.rejected.items() if Reason(name).malformed} == {"invalid-utf8": 3, "not-json": 2}
+
+
+def test_the_names_of_unused_fields_are_limited_and_printable() -> None:
+    counts = dict.fromkeys(map(str, range(1000)), 1) | {"record.known": 1}
+    assert shown_field("known", counts) == "record.known"
+    assert shown_field("new", counts) == "record.other"
+    assert shown_field("a\ud800" + "b" * 1000, {}) == "record.a\\ud800" + "b" * 98

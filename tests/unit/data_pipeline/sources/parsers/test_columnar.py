@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_rows_become_documents_in_order(compression: str) -> None:
     texts = [f"{number} é\n" * (number % 7) for number in range(500)]
     items = read(parquet({"id": range(500), "text": texts}, compression=compression, row_group_size=130))
     assert outcomes(items) == texts
-    assert items[3] == ORIGIN.document(texts[3], 4, 0)
+    assert items[3] == replace(ORIGIN.document(texts[3], 4, 0), unread=("id",))
 
 
 @pytest.mark.parametrize(

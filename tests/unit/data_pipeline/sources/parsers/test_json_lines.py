@@ -161,3 +161,13 @@ def test_the_characters_after_a_prompt_can_be_chosen() -> None:
     item = parse(b'{"q": "Why?", "text": "So."}', prompt_field="q", prompt_end=" => ")
     assert isinstance(item, Document)
     assert (item.text, item.parts, item.pieces) == ("Why? => So.", (8, 3), ["Why? => ", "So."])
+
+
+def test_the_fields_that_no_setting_uses_are_named() -> None:
+    line = {"text": "So.", "title": "T", "url": "u", "empty": "", "none": None, "no": [], "label": 0}
+    item = parse(json.dumps(line).encode(), metadata=["url"])
+    assert isinstance(item, Document)
+    assert item.unread == ("title", "label")
+    item = parse(b'{"instruction": "Why?", "input": "", "context": "C", "text": "So.", "system": "S"}', prompt_field="instruction")
+    assert isinstance(item, Document)
+    assert item.unread == ("system",)
