@@ -1,12 +1,7 @@
-"""The presets of rules about the form of a text.
+"""The presets of rules about the form of a text. docs/data.md has the papers that they are from, with the sections.
 
-- `gopher-quality` and `gopher-repetition`: Rae et al. 2021, Scaling Language Models, appendix A1.1 and table A1.
-- `c4`: Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.2. C4 removes lines and then counts sentences. Here
-  `c4` counts the sentences of the lines that C4 would keep, and does not change the text; `clean.drop_lines` removes the lines. A
-  sentence ends with `.`, `?` or `!` before white space or a closing quote.
-- `fineweb`: Penedo et al. 2024, The FineWeb Datasets, section 3.6.
-- `spam`, of this project: text that programs write for search engines.
-- `code`: Li et al. 2023, StarCoder, section 3.1.
+C4 removes lines and then counts sentences. Here `c4` counts the sentences of the lines that C4 would keep, and does not change the
+text; `clean.drop_lines` removes the lines. A sentence ends with `.`, `?` or `!` before white space or a closing quote.
 """
 
 from __future__ import annotations

@@ -1,22 +1,8 @@
-"""Convergence of a run: trend, plateau, overfitting and early stopping, as pure functions of its evaluations.
+"""The checks of all evaluations in docs/evaluation.md ("Convergence"), as pure functions of the evaluations.
 
-All but the gap and early stopping use the last `eval.plateau_window` evaluations:
-
-- The **trend** is the Theil-Sen slope of the validation loss over the steps. Two outliers among ten
-  evaluations do not move it far.
-- The **gap** is the validation loss less the mean of the training losses since the evaluation before. It is not known if training
-  minimises another loss than evaluations measure: an extension's loss or training step, smoothing, z-loss, a temperature, or a
-  mean over sequences.
-- A **plateau**: the trend changes the loss from the first to the last evaluation by less than `eval.plateau_threshold` of the
-  median loss, up or down.
-- **Overfitting**: the validation loss rises while the training loss falls. The trends of both change by more than that threshold,
-  and both have a Mann-Kendall score of 3 standard deviations or more, which noise alone gives in one of 2,000 windows of ten.
-
-An alert is raised at the first evaluation at which its rule is broken, and again only after a window of evaluations without it.
-
-Training ends early after `eval.patience` evaluations in a row without an improvement. An evaluation is an improvement if its loss
-is more than `eval.min_delta` below that of the last improvement, so small improvements count once they add up.
-
+The gap is not known if training minimises another loss than evaluations measure: an extension's loss or training step, smoothing,
+z-loss, a temperature, or a mean over sequences. A Mann-Kendall score of 3 comes from noise alone in one of 2,000 windows of ten. An
+alert is raised at the first evaluation at which its rule is broken, and again only after a window of evaluations without it.
 An evaluation whose loss is not a number is no improvement, and is not part of a window.
 """
 

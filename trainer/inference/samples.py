@@ -1,14 +1,7 @@
-"""The texts that a run writes at each evaluation, from the same prompts each time, and their scores.
+"""The texts that a run writes at each evaluation, from the same prompts each time, and the scores of docs/generation.md.
 
 Texts are cut into words and single punctuation marks (`words_and_marks`), called *tokens of a text*, so scores of models with
 different tokenizers can be compared. A score is None if there is too little text for it.
-
-    score        definition                                                                  source
-    perplexity   fluency: exp of the mean loss of the texts under a reference model          Jelinek et al., 1977
-    coherence    cosine of the word counts of neighbouring sentences, mean                   Foltz et al., 1998; Hearst, 1997
-    repetition   share of 4-grams that repeat an earlier one of their text, mean over texts  Welleck et al., 2019 (seq-rep-4)
-    distinct_n   different n-grams of all texts / n-grams of all texts                       Li et al., 2016
-    self_bleu    BLEU-4 of each text against the others, mean                                Zhu et al., 2018
 """
 
 from __future__ import annotations

@@ -1,20 +1,11 @@
-"""Chooses the next token from logits, for several rows at once.
+"""Chooses the next token from logits, for several rows at once, as docs/generation.md says: filters, then Gumbel noise.
 
 B rows   V vocabulary
 
-Logits pass through these filters in this order. A filter with its neutral value changes nothing.
-
-    1. repetition_penalty   logits of tokens that the row contains: positive ones are divided by it, negative ones multiplied
-    2. temperature          all logits are divided by it; 0 takes the likeliest token (of equals the lowest id) and ends
-    3. top_k                the k likeliest tokens stay; of equals at the limit those with the lowest ids
-    4. top_p                of the remaining tokens, the fewest likeliest stay that together have this share of the probability
-    5. min_p                of the remaining tokens, those stay whose probability is at least this share of the highest
-
-Each remaining logit then gets Gumbel noise, and the token with the highest sum is chosen. This draws exactly from the softmax of
-the logits (Gumbel, 1954; Maddison, Tarlow and Minka, 2014: A* Sampling, section 2). The noise is a function of the seed, the
-number of the row, the number of the draw and the id of the token. So the noise of a row does not depend on other rows, and a
-rounding error in the logits changes a token only if the two highest sums differ by less than the error. Drawing with a uniform
-number from the cumulative distribution would be less stable, because the errors of all ids before a token add up.
+The token with the highest sum of logit and noise is a draw from the softmax of the logits (Gumbel, 1954; Maddison, Tarlow and
+Minka, 2014: A* Sampling, section 2). The noise of a row does not depend on other rows, and a rounding error in the logits changes a
+token only if the two highest sums differ by less than the error. Drawing with a uniform number from the cumulative distribution
+would be less stable, because the errors of all ids before a token add up.
 """
 
 from __future__ import annotations
@@ -89,7 +80,7 @@ def choose_tokens(logits_BV: Tensor, seen_BV: Tensor | None, noise: GumbelNoise,
 
 
 def filtered_logits(logits_BV: Tensor, seen_BV: Tensor | None, sampling: Sampling) -> Tensor:
-    """Return the logits after all filters, (B, V), fp64, with minus infinity for removed tokens; see the top of this file."""
+    """Return the logits after all filters, (B, V), fp64, with minus infinity for removed tokens."""
     logits_BV = logits_BV.double()
     if sampling.repetition_penalty != 1 and seen_BV is not None:
         penalty = sampling.repetition_penalty

@@ -1,10 +1,4 @@
-"""The end of a run, for any reason, in the record, the metrics and the alerts.
-
-finished   the run reached a limit, or the evaluations no longer improved
-stopped    a signal or an alert asked for the stop; the state is saved
-failed     an error ended the run; the next start continues from the newest checkpoint
-training   the end was not written: the process was killed, or it still trains
-"""
+"""The end of a run, for any reason, in the record, the metrics and the alerts. docs/monitoring.md has the statuses."""
 
 from __future__ import annotations
 

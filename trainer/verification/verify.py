@@ -1,10 +1,4 @@
-"""The levels of `verify`. Each level includes the levels before it.
-
-integrity     every file of run and data is unchanged, and the files agree with each other
-environment   lists what differs between this machine with its software and those of the run
-data          the sources, prepared again, give the same bytes
-replay        steps, trained again, give the same bits
-"""
+"""The levels of `verify`, which docs/training.md lists. Each level includes the levels before it."""
 
 from __future__ import annotations
 
