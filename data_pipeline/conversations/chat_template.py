@@ -18,7 +18,6 @@ from data_pipeline.tokenizer.base import CONFIG_FILE, OWN_NAMES
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 64 << 20
-_SPACES = re.compile(r"\s*+")
 _NAMED = Path(__file__).parent
 
 
@@ -64,15 +63,9 @@ class ChatTemplate:
         spans: list[tuple[int, int]] = []
         taken = 0
         for place, name in self.names_in(text):
-            if place < taken:
-                continue
-            start, end, token = place, place + len(name), self._tokens[name]
-            if token.strips_left:
-                start = taken + len(text[taken:place].rstrip())
-            if token.strips_right and (spaces := _SPACES.match(text, end)):
-                end = spaces.end()
-            spans.append((start, end))
-            taken = end
+            if (span := self._tokens[name].span(text, place, taken)) is not None:
+                spans.append(span)
+                taken = span[1]
         return spans
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,18 @@ class Encoded:
         return np.split(self.ids_T, self.ends_D[:-1]) if len(self.ends_D) else []
 
 
+# White space and the characters of a word as the library `tokenizers` has them: U+001C to U+001F are no white space there, and
+# Python has other characters of a word.
+_SPACES = "".join(one for one in map(chr, range(0x3001)) if one.isspace() and not "\x1c" <= one <= "\x1f")
+_SPACE_RUN = re.compile(f"[{re.escape(_SPACES)}]*+")
+_WORD_CATEGORIES = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "Pc"))
+_MORE_WORD = re.compile("[\u200c\u200d\u24b6-\u24e9\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189]")
+
+
+def _is_word(character: str) -> bool:
+    return bool(character) and (unicodedata.category(character) in _WORD_CATEGORIES or _MORE_WORD.match(character) is not None)
+
+
 @dataclass(frozen=True)
 class NamedToken:
     """A special token that a chat template can write."""
@@ -49,6 +63,22 @@ class NamedToken:
     id: int
     strips_left: bool = False
     strips_right: bool = False
+    is_single_word: bool = False
+
+    def span(self, text: str, start: int, taken: int) -> tuple[int, int] | None:
+        """Return where the token begins and ends whose name is at `start`, with the white space that it takes.
+
+        `taken` is the end of the token before it. None: its name is a part of a word, or taken.
+        """
+        end = start + len(self.name)
+        if end <= taken or (self.is_single_word and (_is_word(text[max(start - 1, 0) : start]) or _is_word(text[end : end + 1]))):
+            return None
+        start = max(start, taken)
+        if self.strips_left:
+            start = taken + len(text[taken:start].rstrip(_SPACES))
+        if self.strips_right and (spaces := _SPACE_RUN.match(text, end)):
+            end = spaces.end()
+        return start, end
 
 
 class Tokenizer(ABC):

@@ -142,7 +142,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         ends = {name for role in ("bos", "eos") if (name := self.special_names[role]) is not None}
         found = self._library.get_added_tokens_decoder()
         marked = {
-            token.content: NamedToken(token.content, number, token.lstrip, token.rstrip)
+            token.content: NamedToken(token.content, number, token.lstrip, token.rstrip, token.single_word)
             for number, token in sorted(found.items())
             if token.content in ends or (token.special and number not in self._special_bytes)
         }

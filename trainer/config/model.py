@@ -67,9 +67,10 @@ class ModelConfig(Section):
         "exact",
         description="Form of GELU. exact: with the error function, five times as fast on a CPU; tanh: the approximation of GPT-2.",
     )
-    gate: Annotated[Identity[Literal["silu", "gelu_tanh"]], _LLAMA, FITS_WEIGHTS, EXPORTED] = Field(
+    gate: Annotated[Identity[Literal["silu", "gelu_tanh", "gelu"]], _LLAMA, FITS_WEIGHTS, EXPORTED] = Field(
         "silu",
-        description="Function of the gate in the MLP. silu: SwiGLU; gelu_tanh: GELU in its place, as in Gemma.",
+        description="Function of the gate in the MLP. silu: SwiGLU; gelu_tanh: GELU in its place, as in Gemma; gelu: with the "
+        "error function.",
     )
     post_norms: Annotated[Identity[bool], _LLAMA, FixesShapes("has_post_norms"), EXPORTED] = Field(
         False, description="Whether the outputs of attention and MLP are normalised too, as in Gemma 2 and 3."

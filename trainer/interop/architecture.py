@@ -87,7 +87,8 @@ _OF_GPT2 = {
 }
 """The field of a GPT-2 for a field of the others."""
 _GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "exact"}
-_GATES = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+_GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+"""`model.gate` by the name of the function in transformers."""
 _SETTINGS = {"num_kv_heads": "kv_heads", "head_size": "head_dim", "mlp_size": "mlp_width"}  # of properties with another name
 
 _NOT_COMPUTED: Mapping[str, tuple[Any, ...]] = {
@@ -163,6 +164,7 @@ def check_settings(model: ModelConfig) -> None:
         update={
             "window_pattern": _pattern(model.windows),
             "window_rope_theta": None if model.window_rope_theta is None else own_theta,
+            "query_scalar": None if model.query_scalar == model.head_size else model.query_scalar,
         }
     )
     if differing := differing_shape(shortest, found):
@@ -194,7 +196,7 @@ def config_of(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
         **kind.fields,
         **{field: getattr(model, name) for name, field in _FIELDS.items()},
         "vocab_size": model.padded_vocab(vocab_size),
-        "hidden_act": _GATES[model.gate],
+        "hidden_act": next(name for name, gate in _GATES.items() if gate == model.gate),
         "initializer_range": model.init_std,
         "attention_dropout": model.attention_dropout,
         "use_cache": True,
@@ -293,6 +295,7 @@ def _settings_in(path: Path, values: Mapping[str, Any]) -> tuple[str, ModelConfi
         "kv_heads": form.num_key_value_heads or form.num_attention_heads,
         "head_dim": form.head_dim or kind.head_dim or form.hidden_size // form.num_attention_heads,
         "context": min(form.max_position_embeddings, _LONGEST_CONTEXT),
+        "gate": _GATES[form.hidden_act or "silu"],
         "qk_norm": kind.qk_norm,
         "qkv_biases": model_type == "qwen2",
         "rope_scaling": _scaling(path, values, form.max_position_embeddings),
@@ -317,7 +320,6 @@ def _gemma_settings(path: Path, form: _ConfigSchema, settings: Mapping[str, Any]
         _refuse(path, "attn_logit_softcapping", form.attn_logit_softcapping, "transformers ignores it in a Gemma 3")
     local = form.rope_local_base_freq if settings["window"] else None
     return {
-        "gate": "gelu_tanh",
         "post_norms": True,
         "scale_embeddings": True,
         "query_scalar": None if form.query_pre_attn_scalar == settings["head_dim"] else form.query_pre_attn_scalar,
@@ -348,8 +350,8 @@ def _settings_of(path: Path, settings: dict[str, Any]) -> ModelConfig:
 
 def _check_computed(path: Path, model_type: str, values: Mapping[str, Any]) -> None:
     """Refuse a `config.json` that asks for something that the decoder does not compute."""
-    computed = _GELU if model_type == "gpt2" else ("gelu_pytorch_tanh",) if model_type in _OF_GEMMA else (None, "silu")
-    if values.get("hidden_act") not in computed:
+    computed = _GELU if model_type == "gpt2" else _GATES
+    if values.get("hidden_act", "silu") not in computed:
         _refuse(path, _OF_GPT2["hidden_act"] if model_type == "gpt2" else "hidden_act", values["hidden_act"])
     own = _KINDS[model_type].class_name
     named = values.get("auto_map") or {}

@@ -170,7 +170,8 @@ class SwiGLU(nn.Module):
         self.gate_proj = Linear(config.width, config.mlp_size)
         self.up_proj = Linear(config.width, config.mlp_size)
         self.down_proj = Linear(config.mlp_size, config.width)
-        self.gate = functional.silu if config.gate == "silu" else partial(functional.gelu, approximate="tanh")
+        gelu = partial(functional.gelu, approximate="tanh" if config.gate == "gelu_tanh" else "none")
+        self.gate = functional.silu if config.gate == "silu" else gelu
 
     def forward(self, x_BLD: Tensor, keys_B: Tensor | None = None) -> Tensor:
         gate_BLF, up_BLF = projected(self.gate_proj, x_BLD, keys_B), projected(self.up_proj, x_BLD, keys_B)

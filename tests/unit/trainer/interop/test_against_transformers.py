@@ -32,6 +32,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3 untied, sharded": ("Qwen3", {"tie_word_embeddings": False, "head_dim": 16}, {"max_shard_size": "60KB"}),
     "llama untied": ("Llama", {"tie_word_embeddings": False, "rope_theta": 5e5}, {}),
     "llama tied, many heads": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4, "vocab_size": 320}, {}),
+    "llama with a gate of gelu": ("Llama", {"hidden_act": "gelu_pytorch_tanh"}, {}),
+    "qwen2 with a gate of exact gelu": ("Qwen2", {"hidden_act": "gelu"}, {}),
     "llama in bf16, sharded": ("Llama", {"dtype": torch.bfloat16}, {"max_shard_size": "60KB"}),
     "gpt2 tied": ("GPT2", GPT2_SHAPE, {}),
     "gpt2 untied, exact gelu, sharded": (

@@ -46,7 +46,7 @@ YARN = ("factor=4.0", "original_max_position_embeddings=8", "rope_type=yarn")
         {},
         {"ema": {"decay": 0.5}},
         {"model": {"qk_norm": False, "tie_embeddings": False}},
-        {"model": {"qk_norm": False, "qkv_biases": True}},
+        {"model": {"qk_norm": False, "qkv_biases": True, "gate": "gelu", "query_scalar": 8.0}},  # a head is 8 wide
         {"model": {"qk_norm": False, "nope_every": 2}},
         {"model": {"rope_scaling": YARN}},
         {"model": {"window": 6}},
