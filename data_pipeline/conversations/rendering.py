@@ -124,8 +124,8 @@ class ChatRenderer(ProgramOnDemand):
         answers = tuple(place for place, message in enumerate(messages) if message["role"] == "assistant")
         return self._rendered(Conversation(list(messages), answers, {}))[0][-1]
 
-    def prompt(self, messages: Sequence[Message]) -> Rendered:
-        return self._rendered(Conversation(list(messages), (), {}))[0][0]
+    def prompt(self, messages: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> Rendered:
+        return self._rendered(Conversation(list(messages), (), arguments or {}))[0][0]
 
     def _examples(self, conversation: Conversation, names_lost: set[str]) -> list[Rendered]:
         """Check that the template uses what the conversation has. A field that it has used once is not tried again.
