@@ -103,7 +103,7 @@ def test_text_that_is_not_what_its_byte_order_mark_says_is_rejected_and_named(tm
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("partition_bytes", [1 << 12, 1 << 20])
 def test_lines_in_another_encoding_are_read_to_the_end(tmp_path: Path, encoding: str, partition_bytes: int) -> None:
-    wanted = [f"\u65e5\u672c {number} \U0001f600" for number in range(300)]
+    wanted = [f"{number} \U0001f600" + "\u65e5\u672c" * 20 for number in range(300)]
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in wanted)
     mark = "\ufeff" if encoding == "utf-16-be" else ""
     (tmp_path / "a.jsonl").write_bytes((mark + lines).encode(encoding))
