@@ -16,6 +16,8 @@ from data_pipeline.tokenizer import NamedToken, Tokenizer, open_supplied, suppli
 from data_pipeline.tokenizer.base import CONFIG_FILE, OWN_NAMES
 
 TEMPLATE_FILE = "chat_template.jinja"
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
+_MORE_TEMPLATES = "additional_chat_templates"  # the folder for those with other names than default
 _MAX_BYTES = 1 << 20
 _MAX_CONFIG_BYTES = 64 << 20
 _NAMED = Path(__file__).parent
@@ -123,13 +125,29 @@ def published_template(directory: Path) -> str | None:
 def _source_in(folder: Path, below: Path | None = None) -> str:
     """Return the template in the folder of a supplied tokenizer; FileNotFoundError if there is none."""
     if (folder / TEMPLATE_FILE).is_file():
-        return read_input(folder / TEMPLATE_FILE, _MAX_BYTES, below=below).decode()
+        paths = {_DEFAULT: folder / TEMPLATE_FILE, _WITH_TOOLS: folder / _MORE_TEMPLATES / f"{_WITH_TOOLS}.jinja"}
+        return _joined({name: read_input(path, _MAX_BYTES, below=below).decode() for name, path in paths.items() if path.is_file()})
     config: Any = parse_json(read_input(folder / CONFIG_FILE, _MAX_CONFIG_BYTES, below=below))
     found = config.get("chat_template") if isinstance(config, dict) else None
-    if isinstance(found, list):  # several templates with names
-        found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)
-    if found is None:
+    named = found if isinstance(found, list) else [{"name": _DEFAULT, "template": found}]
+    templates: dict[str, Any] = {
+        str(one.get("name")): one["template"] for one in named if isinstance(one, dict) and one.get("template") is not None
+    }
+    if _DEFAULT not in templates:
         raise FileNotFoundError
-    if not isinstance(found, str) or len(found.encode()) > _MAX_BYTES:
+    if not all(isinstance(one, str) and len(one.encode()) <= _MAX_BYTES for one in templates.values()):
         raise ValueError(f"the chat_template in {folder / CONFIG_FILE} is not a text of at most {_MAX_BYTES} bytes")
-    return found
+    return _joined(templates)
+
+
+def _joined(templates: Mapping[str, str]) -> str:
+    """Return one template that uses the one for tools if there are tools, as transformers does, and else the default.
+
+    An expression stands at each border, because a tag alone would take the white space beside it. The end of a line at the end of a
+    template is not part of it.
+    """
+    default, with_tools = templates[_DEFAULT], templates.get(_WITH_TOOLS)
+    if with_tools is None:
+        return default
+    bodies = (f"{{{{ '' }}}}{one.removesuffix(chr(10))}{{{{ '' }}}}" for one in (with_tools, default))
+    return "{% if tools %}" + "{% else %}".join(bodies) + "{% endif %}"

@@ -14,7 +14,7 @@ import json
 import re
 import signal
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -124,8 +124,8 @@ class ChatRenderer(ProgramOnDemand):
         answers = tuple(place for place, message in enumerate(messages) if message["role"] == "assistant")
         return self._rendered(Conversation(list(messages), answers, {}))[0][-1]
 
-    def prompt(self, messages: Sequence[Message]) -> Rendered:
-        return self._rendered(Conversation(list(messages), (), {}))[0][0]
+    def prompt(self, messages: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> Rendered:
+        return self._rendered(Conversation(list(messages), (), arguments or {}))[0][0]
 
     def _examples(self, conversation: Conversation, names_lost: set[str]) -> list[Rendered]:
         """Check that the template uses what the conversation has. A field that it has used once is not tried again.
@@ -342,8 +342,8 @@ def _pieces(text: str, parts: Sequence[int], special: Sequence[int]) -> list[_Pi
     for place, (start, end) in enumerate(pairwise((0, *special_ends))):
         if start == end:
             continue
-        first = int(np.searchsorted(loss_ends, start, side="right"))  # the part that ends behind the start
-        inside = sorted({one - start for one in loss_ends if start < one < end})
+        first = bisect_right(loss_ends, start)  # the part that ends behind the start
+        inside = sorted({one - start for one in loss_ends[first : bisect_left(loss_ends, end)]})
         found.append(_Piece(text[start:end], place % 2 == 1, start == 0, first % 2 == 1, (*inside, end - start)))
     return found
 

@@ -24,6 +24,8 @@ import os
 import resource
 import struct
 import sys
+from bisect import bisect_left
+from itertools import pairwise
 from typing import Any
 
 import jinja2
@@ -37,6 +39,8 @@ import jinja2.utils
 from common.child_process import SoftLimit, forbid_files, limit_memory
 
 _SHOWN_CHARS = 200
+_SHORT = 24  # messages of a conversation in which it is faster to render all before each answer
+_GROUP = 4  # messages that are rendered together at least
 
 
 class _Refused(Exception):  # noqa: N818 - an outcome of rendering, not a fault
@@ -101,6 +105,8 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
     whole = render(len(messages))
     if marks[0] in whole:
         examples = [_marked(whole, marks, messages, trained)]
+    elif (spans := _spans_by_turns(render, whole, messages, trained)) is not None:
+        examples = [{"text": whole, "spans": spans}]
     else:
         texts = [(render(number, prompt=True), render(number + 1), messages[number]) for number in trained]
         if all(whole.startswith(text) for _, text, _ in texts):
@@ -121,6 +127,54 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
             return True
 
     return {"examples": examples, "unused": [place for place, path in enumerate(request["probes"]) if not has_effect(path)]}
+
+
+def _spans_by_turns(render: Any, whole: str, messages: list[Any], trained: list[int]) -> list[list[int]] | None:
+    """Return the part of each answer in the text of a long conversation; None if only the text before each answer can tell it.
+
+    A few messages are rendered behind the few before them, so the time is proportional to the number of messages. What each group
+    adds must be the whole text together, and the texts before two of the answers must be its beginning.
+    """
+    if len(messages) <= _SHORT:
+        return None
+    first = next((place for place, one in enumerate(messages) if one["role"] not in ("system", "developer")), 0)
+    starts = [first]
+    for place in range(first, len(messages)):
+        role, before = messages[place]["role"], messages[place - 1]["role"]
+        if place - starts[-1] >= _GROUP and (role == "user" or (role == "assistant" and before == "tool")):
+            starts.append(place)
+    spans: list[list[int]] = []
+    pieces: list[str] = []
+    length, head, user = 0, messages[:first], None
+    shown_before: list[Any] = []
+    try:
+        for start, end in pairwise([*starts, len(messages)]):
+            context = head + shown_before
+            before = render(len(context), shown=context) if shown_before else ""
+            group = context + messages[start:end]
+            text = render(len(group), shown=group)
+            if not text.startswith(before):
+                return None
+            for place in trained[bisect_left(trained, start) : bisect_left(trained, end)]:
+                number = len(context) + place - start
+                prompt, answered = render(number, shown=group, prompt=True), render(number + 1, shown=group)
+                if not (prompt.startswith(before) and text.startswith(answered)):
+                    return None
+                spans.append([length - len(before) + border for border in _span(prompt, answered, messages[place])])
+            pieces.append(text[len(before) :])
+            length += len(pieces[-1])
+            shown_before = messages[start:end]
+            if shown_before[0]["role"] != "user":
+                shown_before = [*([] if user is None else [user]), *shown_before]
+            user = next((one for one in reversed(shown_before) if one["role"] == "user"), None)
+    except MemoryError:
+        raise
+    except Exception:  # the template refuses a part of the conversation
+        return None
+    tried = {number: trained[number] for number in (len(trained) // 2, len(trained) - 1)}
+    if "".join(pieces) != whole or any(render(end, prompt=True) != whole[: spans[one][0]] for one, end in tried.items()):
+        return None
+    return spans
 
 
 def _changed(value: Any, path: list[Any]) -> Any:

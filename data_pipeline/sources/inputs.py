@@ -36,7 +36,7 @@ from data_pipeline.sources.listing import Found, Listing, Location, found_here, 
 from data_pipeline.sources.named_splits import NamedSplit, named_splits, stale_files
 from data_pipeline.sources.parsers.text_files import TOPICS
 from data_pipeline.sources.storage import digest, list_files
-from data_pipeline.sources.streams import Compression
+from data_pipeline.sources.streams import Compression, StreamError, as_utf8
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
@@ -182,8 +182,8 @@ def _shape_of(file: Found) -> Shape | None:
     if (shape := shape_of(file.path)) is None and file.path.lower().endswith(".json") and not file.location.store:
         try:
             with open_input(Path(file.location.name)) as content:
-                shape = shape_of_json(content.read(_PEEKED_BYTES))
-        except (OSError, UnusableFileError):
+                shape = shape_of_json(next(as_utf8(iter((content.read(_PEEKED_BYTES),))), b""))
+        except (OSError, UnusableFileError, StreamError):
             pass  # reading it says why, if it is read at all
     return shape
 

@@ -14,7 +14,9 @@ from data_pipeline.sources.inputs import Part
 from data_pipeline.sources.listing import UnreadableSourceError
 from data_pipeline.sources.parsers.source_format import Content
 from data_pipeline.sources.storage import check_unchanged, open_file
-from data_pipeline.sources.streams import Budget, Readable, StreamError, as_utf8, decompress, raw_blocks
+from data_pipeline.sources.streams import Budget, Readable, StreamError, as_utf8, decompress, marked_encoding, raw_blocks
+
+_MARK_BYTES = 4
 
 
 def read_part(part: Part, config: PrepareConfig, ignored: Counter[str] | None = None) -> Iterator[Document | Rejection]:
@@ -40,11 +42,16 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig, ignored: Cou
         members = read_zip(stream, file.bytes, file.path, limits, ignored)
         yield from _read_members(members, file.kind, config, Budget(limits, lambda: file.bytes))
         return
+    is_compressed = file.compression != "none"
+    end = part.end if part.end < file.bytes else None
+    if (part.start or end is not None) and marked_encoding(stream.read(_MARK_BYTES)) is not None:
+        if part.start:
+            return
+        end = None  # only the beginning tells the encoding, so the first part is the whole file
     stream.seek(max(part.start - 1, 0))
     blocks = raw_blocks(stream)
-    if part.start == 0 and part.end >= file.bytes and file.compression == "none":
+    if not part.start and end is None and not is_compressed:
         blocks = as_utf8(blocks)
-    is_compressed = file.compression != "none"
     if is_compressed:
         blocks = as_utf8(decompress(blocks, file.compression, limits, Budget(limits, stream.tell)))
     budget = Budget(limits, stream.tell)
@@ -57,7 +64,7 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig, ignored: Cou
     if is_compressed:
         content = Content(origin, config, blocks, budget, start=part.start, border=border)
     else:
-        content = Content(origin, config, blocks, budget, stream, file.bytes, part.start, part.end, border)
+        content = Content(origin, config, blocks, budget, stream, file.bytes, part.start, end, border)
     yield from source_format.read(content)
 
 

@@ -88,10 +88,15 @@ def raw_blocks(file: Readable) -> Iterator[bytes]:
 _ENCODINGS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
+def marked_encoding(first: bytes) -> str | None:
+    """Return the encoding that the byte order mark at the beginning of a file names; None for UTF-8 and without a mark."""
+    return next((name for mark, name in _ENCODINGS.items() if first.startswith(mark)), None)
+
+
 def as_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the blocks of a file, in UTF-8 if its byte order mark names UTF-16 or UTF-32."""
     first = next(blocks, b"")
-    encoding = next((name for mark, name in _ENCODINGS.items() if first.startswith(mark)), None)
+    encoding = marked_encoding(first)
     if encoding is None:
         yield from chain((first,) if first else (), blocks)
         return

@@ -71,7 +71,7 @@ def conversations(count: int = 50, seed: int = 0) -> list[list[Message]]:
     return found
 
 
-def write_hugging_face_tokenizer(folder: Path, template: str | None = None) -> Path:
+def write_hugging_face_tokenizer(folder: Path, template: str | list[dict[str, str]] | None = None) -> Path:
     """Write `tokenizer.json`, `tokenizer_config.json` and a chat template into a folder: byte-level BPE with special tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())

@@ -70,6 +70,67 @@ def test_text_and_ids_are_those_of_transformers(tmp_path: Path, name: str) -> No
             assert encode_pieces(ours, prompt.pieces()) == expected
 
 
+WITH_TOOLS = """
+{%- macro shown(value) %}
+    {%- if value is mapping %}{% for name, one in value|items %}{{ name }}({{ shown(one) }}){% endfor %}
+    {%- else %}{{ value }}{% endif %}
+{%- endmacro %}
+  Tools:
+{% for tool in tools %}
+  {{ shown(tool.function) }}
+{% endfor %}
+{% set tools_told = true %}
+{% for m in messages %}<|role|>{{ m.role }} {{ m.content }}<|stop|>
+{% endfor %}
+{% if add_generation_prompt %}<|role|>assistant {% endif %}
+  """
+"""A template for tools with a macro that calls itself, and white space at its borders that tags take in other places."""
+WITHOUT = "\n\n{% for m in messages %}<|role|>{{ m.role }}: {{ m.content }}<|stop|>\n{% endfor %}   \n\n"
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"city": {"type": "string"}}}}]
+
+
+def write_named_templates(folder: Path, layout: str) -> Path:
+    named = {"default": WITHOUT, "tool_use": WITH_TOOLS, "rag": "{{ documents }}"}
+    write_hugging_face_tokenizer(folder, [{"name": name, "template": source} for name, source in named.items()])
+    if layout == "files":
+        write_hugging_face_tokenizer(folder)
+        (folder / "chat_template.jinja").write_text(WITHOUT)
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["list", "files"])
+def test_a_template_for_tools_is_used_for_conversations_with_tools(tmp_path: Path, layout: str) -> None:
+    folder = write_named_templates(tmp_path, layout)
+    template = chosen_template(ChatConfig(template="tokenizer"), TokenizerConfig(path=folder))
+    assert template is not None
+    with ChatRenderer(template) as renderer:
+        plain, with_tools = (renderer.prompt(HELLO[:1], arguments) for arguments in ({}, {"tools": TOOLS}))
+    assert plain.text == "\n\n<|role|>user: Hello<|stop|>\n   \n"
+    assert with_tools.text == (
+        "  Tools:\n  name(weather)parameters(city(type(string)))\n<|role|>user Hello<|stop|>\n<|role|>assistant   "
+    )
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize("layout", ["list", "files"])
+def test_ids_of_a_template_for_tools_are_those_of_transformers(tmp_path: Path, layout: str) -> None:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - an optional package
+
+    folder = write_named_templates(tmp_path, layout)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), open_supplied(folder, {})
+    template = chosen_template(ChatConfig(template="tokenizer"), TokenizerConfig(path=folder))
+    assert template is not None
+    with ChatRenderer(template) as renderer:
+        for messages in conversations(20):
+            for tools in (None, TOOLS):
+                ids = encode_pieces(ours, renderer.prompt(messages, {"tools": tools} if tools else {}).pieces())
+                assert ids == theirs.apply_chat_template(
+                    messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False
+                )
+
+
 def test_the_parts_with_a_loss_are_the_answers_with_their_end_of_turn(chatml: ChatRenderer) -> None:
     messages = [
         {"role": "system", "content": "S"},

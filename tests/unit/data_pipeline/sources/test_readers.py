@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import io
+import json
 import lzma
 import random
 import tarfile
@@ -97,6 +98,21 @@ def test_text_that_is_not_what_its_byte_order_mark_says_is_rejected_and_named(tm
     [item] = read_all(tmp_path)
     assert isinstance(item, Rejection)
     assert "utf-16" in item.detail
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("partition_bytes", [1 << 12, 1 << 20])
+def test_lines_in_another_encoding_are_read_to_the_end(tmp_path: Path, encoding: str, partition_bytes: int) -> None:
+    wanted = [f"{number} \U0001f600" + "\u65e5\u672c" * 20 for number in range(300)]
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in wanted)
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "a.jsonl").write_bytes((mark + lines).encode(encoding))
+    assert texts(read_all(tmp_path, partition_bytes=partition_bytes)) == wanted
+
+
+def test_an_array_in_utf_16_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(json.dumps([{"text": f"number {number}"} for number in range(9000)]).encode("utf-16"))
+    assert len(texts(read_all(tmp_path))) == 9000
 
 
 def test_a_file_too_large_for_one_document_is_rejected_with_the_remedy(tmp_path: Path) -> None:
