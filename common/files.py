@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-MAX_VALUES = 1 << 20  # of a JSON file, unless its reader allows more
+MAX_VALUES = 1 << 20  # of a JSON file
 MAX_DEPTH = 100  # of lists and objects in a JSON file
 _READ_BYTES = 1 << 20
 _UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{16}\.tmp")
@@ -163,10 +163,10 @@ def sealed(value: dict[str, Any], *, indent: int | None = 2) -> bytes:
     return canonical_json(value | {"seal": digest_bytes(canonical_json(value, indent=indent))}, indent=indent)
 
 
-def parse_json(data: bytes, max_values: int = MAX_VALUES, *, unique: bool = False) -> Any:
+def parse_json(data: bytes, *, unique: bool = False) -> Any:
     """Return the value of a JSON text. ValueError: too many values, too deep, or with `unique` a name stands twice in an object."""
-    if (found := sum(map(data.count, (b",", b"[", b"{")))) > max_values:  # an upper bound: commas inside of strings count too
-        raise ValueError(f"up to {found} values; a file of this kind may hold at most {max_values}")
+    if (found := sum(map(data.count, (b",", b"[", b"{")))) > MAX_VALUES:  # an upper bound: commas inside of strings count too
+        raise ValueError(f"up to {found} values; a file of this kind may hold at most {MAX_VALUES}")
     try:
         value = json.loads(data, object_pairs_hook=_unique if unique else None)
     except RecursionError:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,6 @@ def run(options: LeaksOptions) -> None:
         settings = settings_in(manifest, "dedup", DedupConfig, benchmarks=())
         train, val = (read_documents(options.directory, manifest, side) for side in SPLITS)
         report = check_leaks(train, val, settings, options.against)
-    print(json.dumps(report.summary(), indent=2) if options.as_json else report.describe())
+    print(json.dumps(asdict(report), indent=2) if options.as_json else report.describe())
     if report.leaked or (options.strict and report.contaminated):
         raise DataError(f"{options.directory}: validation or benchmark text is in the training text; the list above shows where")

@@ -21,16 +21,13 @@ from numpy.typing import NDArray
 
 from common.errors import SourceError
 from common.files import MAX_DEPTH, is_deeper
-from data_pipeline.text import TextBatch
+from data_pipeline.text import Hashes, Int64s, TextBatch
 
 _SHORTEST_RUN = 8  # words
 _FILTER_BITS = 22
 _FILTER_MASK = np.uint64((1 << _FILTER_BITS) - 1)
 _BATCH_ITEMS = 1 << 12
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*+\n)++")
-
-Hashes = NDArray[np.uint64]
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,10 @@ from numpy.typing import NDArray
 
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import TableWriter, read_batches
-from data_pipeline.text import TextBatch, mix_hashes
+from data_pipeline.text import Hashes, Int64s, TextBatch, mix_hashes
 
 DIGEST_BYTES = 16
 
-Hashes = NDArray[np.uint64]
-Int64s = NDArray[np.int64]
 
 _SEED = 0x5EED  # of the hash functions; part of the result
 _RECALL_AT_THRESHOLD = 0.99  # for pairs whose similarity is exactly the threshold; a higher recall only costs time in verification

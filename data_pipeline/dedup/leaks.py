@@ -6,19 +6,18 @@ Memory grows with the validation text, by about twice its size for documents of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.stored_documents import PublishedDocument
 from data_pipeline.dedup.benchmarks import all_matches, load_benchmarks
-from data_pipeline.dedup.keys import Hashes, Int64s, Shingles, shingle, sign
+from data_pipeline.dedup.keys import Shingles, shingle, sign
 from data_pipeline.dedup.pairs import jaccard
-from data_pipeline.text import TextBatch
+from data_pipeline.text import Hashes, Int64s, TextBatch
 
 _BATCH_CHARS = 1 << 20
 _MAX_EXAMPLES = 10
@@ -59,9 +58,6 @@ class LeakReport:
     @property
     def contaminated(self) -> bool:
         return any(benchmark.overlapping for benchmark in self.benchmarks)
-
-    def summary(self) -> dict[str, Any]:
-        return asdict(self)
 
     def describe(self) -> str:
         near = f"near-duplicates in training   {self.near:,} (similarity of at least {self.threshold})"

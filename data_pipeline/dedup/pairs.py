@@ -23,7 +23,7 @@ from data_pipeline.dataset.tables import TableWriter, read_batches
 from data_pipeline.dedup.keys import entries_path, shingle
 from data_pipeline.documents import document_id, partition_of
 from data_pipeline.execution.tasks import commit_result
-from data_pipeline.text import TextBatch
+from data_pipeline.text import Hashes, TextBatch
 
 PAIRS_SCHEMA = pa.schema([("later", pa.uint64()), ("earlier", pa.uint64())])  # document ids; each batch is in order of `later`
 GROUPS_SCHEMA = pa.schema([("key", pa.uint64()), ("id", pa.uint64())])  # sorted by key, then id
@@ -33,7 +33,6 @@ _FIRST_MEMBERS = 4  # the first documents of a group, with which each other one 
 _FIRST_SURVIVORS = 64  # the same, after most documents are dropped
 
 Ids = NDArray[np.uint64]
-Hashes = NDArray[np.uint64]
 Pairs = tuple[Ids, Ids]
 _CACHE_BYTES = 64 << 20  # of cached shingles
 _CHUNK_BYTES = 16 << 20  # of texts whose pairs are compared together; their shingles need up to eight times as much memory

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from data_pipeline.heuristics.rule import Preset, Share
 
 if TYPE_CHECKING:
-    from data_pipeline.heuristics.statistics import Bools, Floats, Int64s, TextStatistics
+    from data_pipeline.heuristics.statistics import Floats, TextStatistics
+    from data_pipeline.text import Bools, Int64s
 
 QUALITY = Preset("gopher-quality", "Rae 2021")
 REPETITION = Preset("gopher-repetition", "Rae 2021")

@@ -24,10 +24,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.text import TextBatch, find_repeats, ngrams_of, runs_of, top_items, words_in_repeats, writes_no_spaces
+from data_pipeline.text import (
+    Bools,
+    Int64s,
+    TextBatch,
+    find_repeats,
+    ngrams_of,
+    runs_of,
+    top_items,
+    words_in_repeats,
+    writes_no_spaces,
+)
 
-Bools = NDArray[np.bool_]
-Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
+from data_pipeline.text import Int64s
+
 Method = Literal["best-fit", "greedy", "one-per-row"]
 METHODS: tuple[Method, ...] = ("best-fit", "greedy", "one-per-row")
 

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from common.errors import ConfigError
-from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS
-from data_pipeline.text import HASH_MULTIPLIER, mix_hashes
+from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS, Scores
+from data_pipeline.text import HASH_MULTIPLIER, Hashes, Int64s, mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
@@ -45,10 +45,7 @@ _MAX_LINE_BYTES = 1 << 16
 _MAX_ORDER = 8
 _FIRST, _LAST, _UNKNOWN, _END = b"<s>", b"</s>", b"<unk>", b"\\end\\"
 
-Hashes = NDArray[np.uint64]
-Int64s = NDArray[np.int64]
 Costs = NDArray[np.int32]
-Scores = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)

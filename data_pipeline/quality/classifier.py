@@ -23,10 +23,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.errors import ConfigError, PreparedDataError
-from data_pipeline.text import HASH_MULTIPLIER
+from data_pipeline.text import HASH_MULTIPLIER, Int64s
 
 Ids = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 PROBABILITY_STEPS = 1000  # steps per unit of a probability

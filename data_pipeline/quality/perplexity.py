@@ -28,15 +28,12 @@ from safetensors.numpy import load, save
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import QualityConfig
 from data_pipeline.documents import Reason
-from data_pipeline.quality.classifier import PROBABILITY_STEPS
-from data_pipeline.text import mix_hashes
+from data_pipeline.quality.classifier import PROBABILITY_STEPS, Ids
+from data_pipeline.text import Hashes, Int64s, mix_hashes
 
 # ruff: noqa: N815 - names of arrays carry their shape
 
-Ids = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 Counts = NDArray[np.uint32]
-Keys = NDArray[np.uint64]
 Scores = NDArray[np.uint16]
 SCORE_STEPS = 256  # a perplexity score is the mean of -log2 p over the tokens of a text, in steps of 1/256 bit
 MAX_SCORE = 0xFFFF
@@ -202,10 +199,10 @@ class _Block:
     window_T: Int64s
     ids_T: Ids
     before_T: Ids  # the token before each token, or the id of the start of a text
-    triple_T: Keys  # each token and the two before it, as one number
+    triple_T: Hashes  # each token and the two before it, as one number
 
     @property
-    def pair_T(self) -> Keys:  # noqa: N802
+    def pair_T(self) -> Hashes:  # noqa: N802
         return self.triple_T & np.uint64((1 << 2 * _ID_BITS) - 1)
 
     def repeats(self) -> Int64s:
@@ -256,7 +253,7 @@ def _blocks(ids_T: Ids, ends_D: Int64s, start: int) -> Iterator[_Block]:
         window, first = last, stop
 
 
-def _slot(keys: Keys, table_N: Counts) -> Int64s:
+def _slot(keys: Hashes, table_N: Counts) -> Int64s:
     """Hash keys to indices of a table whose size is a power of two, by multiplication (Knuth 1973)."""
     bits = (len(table_N) - 1).bit_length()
     return ((keys * _MULTIPLIERS[0]) >> np.uint64(64 - bits)).view(np.int64)

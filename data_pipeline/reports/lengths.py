@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from data_pipeline.text import Int64s
 
 PERCENTS = (50, 90, 95, 99)
 _MAX_BINS = 40
 _STEPS_PER_OCTAVE = (8, 6, 4, 3, 2, 1)
 _SHORTEST_ROW = 128
-
-Int64s = NDArray[np.int64]
 
 
 def describe_lengths(count_of_length: Mapping[str, int]) -> dict[str, Any]:

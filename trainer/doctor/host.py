@@ -138,9 +138,9 @@ _ENGINE_FOLDER = Path("/var/lib/docker")  # where an engine keeps its images and
 _CONTAINER_TIMEOUT_S = 60.0
 
 
-def host_checks(settings: Settings, run: Runner, root: Path = Path("/"), *, fast: bool) -> list[Check]:
+def host_checks(settings: Settings, run: Runner, *, fast: bool) -> list[Check]:
     """Return the rows of this host. `fast` leaves out what takes more than three seconds."""
-    gpus = read_gpus(run, signs_of_gpus(root))
+    gpus = read_gpus(run, signs_of_gpus())
     wanted = settings.get("GPUS") != "none"
 
     facts = {
@@ -148,7 +148,7 @@ def host_checks(settings: Settings, run: Runner, root: Path = Path("/"), *, fast
         "run": run,
         "fast": fast,
         "needs": read_needs(),
-        "engine": read_engine(run, root),
+        "engine": read_engine(run),
         "gpus": gpus,
         "num_gpus": len(gpus.gpus),
         "wanted": wanted,

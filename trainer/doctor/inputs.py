@@ -100,8 +100,8 @@ class Needs:
         return self.drivers.get((cuda or self.cuda).partition(".")[0], "")
 
 
-def read_needs(folder: Path = ENV) -> Needs:
-    versions, host = (read_variables(folder / name)[0] for name in ("versions.env", "host.env"))
+def read_needs() -> Needs:
+    versions, host = (read_variables(ENV / name)[0] for name in ("versions.env", "host.env"))
     drivers = {name.removeprefix("DRIVER_FLOOR_"): value for name, value in host.items() if name.startswith("DRIVER_FLOOR_")}
     return Needs(host.get("COMPOSE_FLOOR", ""), versions.get("CUDA_VERSION", ""), drivers, versions)
 

@@ -24,7 +24,7 @@ from trainer.doctor import all_reduce  # noqa: F401 - it registers its check
 from trainer.doctor.check import Check, Severity, check, rows_of
 from trainer.doctor.disk import check_disk, read_disk
 from trainer.doctor.gpu import read_gpus
-from trainer.doctor.inputs import Needs, Runner, read_needs, run_program
+from trainer.doctor.inputs import Needs, read_needs, run_program
 from trainer.doctor.network import count_nodes
 from trainer.machine.environment import describe_unlocked, library_versions, lock_name, unlocked_packages_here
 
@@ -131,7 +131,7 @@ class Folders:
     run_needs: tuple[int, int] | None = None  # free bytes on its disk, see `check_space`; None if its settings are not known
 
 
-def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner = run_program, *, fast: bool) -> list[Check]:
+def machine_checks(folders: Folders, variables: Mapping[str, str], *, fast: bool) -> list[Check]:
     """Return the rows of this machine. `fast` leaves out what takes more than three seconds once torch is loaded."""
     count, refusal = 0, ""  # GPUs that a training would use, and why it would be refused
     try:
@@ -143,7 +143,7 @@ def machine_checks(folders: Folders, variables: Mapping[str, str], run: Runner =
         "variables": variables,
         "fast": fast,
         "needs": read_needs(),
-        "gpus": read_gpus(run, signs_of_gpus()),
+        "gpus": read_gpus(run_program, signs_of_gpus()),
         "cuda": torch.version.cuda,
         "wanted": count > 0 or bool(refusal),
         "num_gpus": count,

@@ -163,11 +163,6 @@ class Thresholds:
     skip_loss_above: float = math.inf
     skip_loss_below: float = -math.inf
 
-    def skips(self, loss: float, grad_norm: float) -> bool:
-        """Return whether the update is withheld; the device computes the same in fp64 from the same two numbers."""
-        healthy = self.skip_norm_below <= grad_norm <= self.skip_norm_above and self.skip_loss_below <= loss <= self.skip_loss_above
-        return not (healthy and math.isfinite(loss) and math.isfinite(grad_norm))
-
 
 @dataclass(frozen=True)
 class _LossRange:

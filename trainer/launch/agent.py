@@ -11,12 +11,10 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -40,9 +38,9 @@ from common.command_line import write_error
 from common.errors import ConfigError, ExitCode
 from common.hardware import num_oom_kills, why_killed
 from trainer.distributed.network import STORE_VARIABLE
-from trainer.launch.ranks import EXPLAINED_BY_THE_RANK, Failure, describe
+from trainer.launch.ranks import EXPLAINED_BY_THE_RANK, Failure, describe, private_folder
 from trainer.launch.stop_request import STOP_SIGNALS, log_line
-from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
+from trainer.watchdog.processes import LAUNCHER_VARIABLE
 
 # Log messages of torchrun about a rank that ended, a signal that it passes on, and a node that left first. They are suppressed,
 # because the launcher reports the same in plainer words.
@@ -137,10 +135,7 @@ def launch(arguments: Sequence[str]) -> ExitCode:
         if parse_min_max_nnodes(options.nnodes)[1] == 1:
             rendezvous_handler_registry.register(ALONE, lambda chosen: Alone("localhost", 0, 0, 1, chosen.run_id, 0))
             vars(options).update(standalone=False, rdzv_backend=ALONE, rdzv_endpoint=ALONE, node_rank=0)
-            exit_file = os.environ.get(EXIT_FILE_VARIABLE)
-            # Beside the exit file, so that the launcher removes the folder even if this process is killed.
-            parent = Path(exit_file).parent if exit_file else None
-            with tempfile.TemporaryDirectory(prefix="ranks-", dir=parent) as os.environ[STORE_VARIABLE]:
+            with private_folder() as os.environ[STORE_VARIABLE]:
                 run(options)  # type: ignore[no-untyped-call]
         else:
             run(options)  # type: ignore[no-untyped-call]

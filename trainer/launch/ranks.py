@@ -62,9 +62,7 @@ def launch_here(words: Sequence[str], num_ranks: int, shutdown_s: float) -> Exit
     if signal.sigtimedwait(STOP_SIGNALS, 0) or requests:
         return ExitCode.STOPPED
     oom_kills = num_oom_kills()
-    exit_file = os.environ.get(EXIT_FILE_VARIABLE)
-    # Beside the exit file, so that the launcher removes the folder even if this process is killed.
-    with tempfile.TemporaryDirectory(prefix="ranks-", dir=Path(exit_file).parent if exit_file else None) as store:
+    with private_folder() as store:
         running = {_start(words, rank, num_ranks, store): rank for rank in range(num_ranks)}
         failures = _wait_for(running, shutdown_s, requests)
     if not failures:
@@ -75,6 +73,12 @@ def launch_here(words: Sequence[str], num_ranks: int, shutdown_s: float) -> Exit
     if line := describe(failures, why_killed(oom_kills)):
         write_error(f"error: {line}")
     return ExitCode.CRASHED
+
+
+def private_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder for the store, beside the exit file: the launcher removes it even if this process is killed."""
+    exit_file = os.environ.get(EXIT_FILE_VARIABLE)
+    return tempfile.TemporaryDirectory(prefix="ranks-", dir=Path(exit_file).parent if exit_file else None)
 
 
 def describe(failures: Mapping[int, Failure], why_killed: str) -> str:

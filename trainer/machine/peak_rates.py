@@ -1,8 +1,5 @@
 """Model FLOPs utilisation (MFU): the share of a GPU's published peak rate that training reaches.
 
-    D width of the residual stream   N query heads   K key and value heads   H width of a head   F hidden width of SwiGLU
-    V vocabulary, padded             T attended length, in tokens
-
 The table holds dense rates. NVIDIA's newer data sheets print tensor rates with 2:4 sparsity, which training does not use. The
 table has these rates as the printed number divided by two. Rates of tensor cores are those with fp32 accumulation, which torch
 uses; on GeForce cards it halves the rate. The peak of a GPU that is not in the table is unknown. A part of a name is not enough

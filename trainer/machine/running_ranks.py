@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.files import UnusableFileError, open_input
-from trainer.watchdog.heartbeat import Heartbeat
+from trainer.watchdog.heartbeat import MAX_BEAT_BYTES, Heartbeat
 from trainer.watchdog.processes import ProcessId, own_container, process_state
 
 _NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})")  # each rank has one name: rank-00 is not rank 0
-_MAX_BEAT_BYTES = 4096
 _WRITABLE = 0o200  # in the mode of a link in /proc/PID/fd: the file is open for writing (proc(5))
 
 
@@ -39,7 +38,7 @@ def ranks_of(run: Path) -> list[Rank]:
                 continue
             with suppress(OSError, UnusableFileError), open_input(path, below=run) as file:
                 status = os.fstat(file.fileno())
-                beat = Heartbeat.from_bytes(file.read(_MAX_BEAT_BYTES))
+                beat = Heartbeat.from_bytes(file.read(MAX_BEAT_BYTES))
                 number = int(path.name.removeprefix("rank-"))
                 found.append(Rank(number, beat, status.st_mtime, _absence(beat, status, path.name)))
     return sorted(found, key=lambda rank: rank.number)

@@ -178,21 +178,19 @@ def _facts(
 
 
 def _recorded(path: Path) -> dict[str, Any]:
+    names = current_names(TrainConfig)
     try:
         found = unsealed(read_input(path, MAX_SETTINGS_BYTES, below=path.parent))
-    except (ValueError, UnusableFileError) as error:
+        if found.get("format") == _FORMAT and isinstance(found.get("settings"), dict):
+            found["settings"] = with_current_names(TrainConfig, found["settings"])
+            found["space"] = {names.get(name, name): entry for name, entry in found["space"].items()}
+    except (ValueError, KeyError, AttributeError, UnusableFileError) as error:
         raise ConfigError(f"{path}: not the facts of a search ({error}); restore it from a copy, or use another --output") from None
     if found.get("format") != _FORMAT or not isinstance(found.get("settings"), dict):
         raise ConfigError(
             f"{path}: format {_word(found.get('format'))}, but this version continues searches of format {_FORMAT}; finish the "
             "search with the version that began it, or use another --output"
         )
-    names = current_names(TrainConfig)
-    try:
-        found["settings"] = with_current_names(TrainConfig, found["settings"])
-        found["space"] = {names.get(name, name): entry for name, entry in found["space"].items()}
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{path}: not the facts of a search ({error}); restore it from a copy, or use another --output") from None
     threads = found["settings"].get("threads")
     if type(threads) is not int or not 1 <= threads <= _MOST_THREADS:
         raise ConfigError(

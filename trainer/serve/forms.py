@@ -18,7 +18,6 @@ from trainer.inference.sampling_options import SamplingOptions
 
 MAX_TEXTS = 16  # of one request
 _MAX_STOPS, _MAX_STOP_CHARS = 16, 256  # each token of a text is compared with all of them
-_COMPLETION_TOKENS = 16  # what the API gives a completion that names no length
 
 _LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier")  # they do not concern the text
 _NEUTRAL: dict[str, Any] = {
@@ -70,6 +69,7 @@ class Request(SamplingOptions):
     of_chunk: ClassVar[str]
     prefix: ClassVar[str]  # of the ids
     prompt_field: ClassVar[str]
+    usual_tokens: ClassVar[int | None] = None  # what the API gives a request that names no length; None: as many as are allowed
 
     model: str | None = None
     n: int = Field(1, ge=1, le=MAX_TEXTS, description="Number of texts for each prompt.")
@@ -124,10 +124,7 @@ class Request(SamplingOptions):
     def sampling(self, advice: SamplingOptions, max_tokens: int) -> dict[str, Any]:
         """Return the values for `Sampling` but for a seed that is not given."""
         given = self.model_dump(include=set(SamplingOptions.model_fields) & self.model_fields_set)
-        return advice.model_dump(exclude={"seed"}) | {"max_tokens": self.default_tokens(max_tokens)} | given
-
-    def default_tokens(self, max_tokens: int) -> int:
-        return max_tokens
+        return advice.model_dump(exclude={"seed"}) | {"max_tokens": min(self.usual_tokens or max_tokens, max_tokens)} | given
 
     def choice(self, index: int, text: Text) -> dict[str, Any]:
         raise NotImplementedError
@@ -141,16 +138,13 @@ class Request(SamplingOptions):
 
 class CompletionRequest(Request):
     of_whole = of_chunk = "text_completion"
-    prefix, prompt_field = "cmpl", "prompt"
+    prefix, prompt_field, usual_tokens = "cmpl", "prompt", 16
 
     prompt: tuple[str, ...] = Field(min_length=1, max_length=MAX_TEXTS)
 
     @property
     def num_prompts(self) -> int:
         return len(self.prompt)
-
-    def default_tokens(self, max_tokens: int) -> int:
-        return min(_COMPLETION_TOKENS, max_tokens)
 
     def choice(self, index: int, text: Text) -> dict[str, Any]:
         return self.delta(index, text.content, text.finish_reason)

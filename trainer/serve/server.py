@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,28 +77,29 @@ class Service:
     def __init__(self, served: ServedModel, limits: Limits, token: str | None) -> None:
         self._served, self._limits, self._token = served, limits, token
         self._worker = Worker(served.model, limits.turns, limits.waiting)
-        self._page = render_page(template_environment(_HERE), "try.jinja", program=_HERE / "try.js").encode()
-        self._routes: dict[str, tuple[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]] = {
-            "/": ("GET", self._show_page),
-            "/health": ("GET", self._health),
-            "/v1/models": ("GET", self._models),
-            f"/v1/models/{served.name}": ("GET", self._model),
-            "/v1/completions": ("POST", lambda request: self._answer(request, CompletionRequest)),
-            "/v1/chat/completions": ("POST", lambda request: self._answer(request, ChatRequest)),
+        page = render_page(template_environment(_HERE), "try.jinja", program=_HERE / "try.js").encode()
+        self._shown: dict[str, Callable[[], web.StreamResponse]] = {
+            "/": lambda: web.Response(body=page, content_type="text/html", charset="utf-8"),
+            "/health": lambda: as_json({"status": "ok", "texts": self._worker.num_jobs}),
+            "/v1/models": lambda: as_json({"object": "list", "data": [self._description()]}),
+            f"/v1/models/{served.name}": lambda: as_json(self._description()),
         }
+        self._answered: dict[str, type[Request]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             self._check_origin(request)
-            if request.path not in self._routes:
+            if request.path not in self._shown.keys() | self._answered.keys():
                 raise RequestError(f"there is no {request.path[:100]!r}; this server has {', '.join(_PATHS)}", 404)
-            method, function = self._routes[request.path]
-            if request.method not in (method, "HEAD" if method == "GET" else method):
-                allow = (("Allow", method),)
-                raise RequestError(f"{request.method[:20]} is not a method of {request.path}; use {method}", 405, headers=allow)
+            if request.method not in (methods := ("GET", "HEAD") if request.path in self._shown else ("POST",)):
+                allow = (("Allow", methods[0]),)
+                raise RequestError(f"{request.method[:20]} is not a method of {request.path}; use {methods[0]}", 405, headers=allow)
             if request.path.startswith("/v1/"):
                 self._check_token(request)
-            response = await function(request)
+            if request.path in self._shown:
+                response = self._shown[request.path]()
+            else:
+                response = await self._answer(request, self._answered[request.path])
         except RequestError as error:
             response = failed(error)
         return await sent(request, response)
@@ -123,18 +124,6 @@ class Service:
                 "the header Authorization has no valid token; send `Authorization: Bearer TOKEN`",
                 *(401, None, "invalid_api_key", (("WWW-Authenticate", "Bearer"),)),
             )
-
-    async def _show_page(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=self._page, content_type="text/html", charset="utf-8")
-
-    async def _health(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return as_json({"status": "ok", "texts": self._worker.num_jobs})
-
-    async def _models(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return as_json({"object": "list", "data": [self._description()]})
-
-    async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return as_json(self._description())
 
     def _description(self) -> dict[str, Any]:
         served = self._served

@@ -147,7 +147,7 @@ def clip_gradient(trainable: Trainable) -> Tensor:
 
 
 def within(thresholds: Thresholds, loss: Tensor, gradient_norm: Tensor) -> Tensor:
-    """Return on the device whether the update is made. `Thresholds.skips` makes the same decision on the host."""
+    """Return on the device whether the update is made."""
     return (
         loss.isfinite()
         & gradient_norm.isfinite()

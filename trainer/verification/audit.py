@@ -1,13 +1,7 @@
-"""The audit: proves from ledger, checkpoints and data which rows a run was trained on.
+"""The audit: proves from ledger, checkpoints and data which rows a run was trained on. docs/training.md says what it checks.
 
-It checks for each line of the ledger:
-- The steps are 1, 2, 3, … without a gap.
-- A step begins at the position where the previous step ended, or after a window that an earlier event leaves out.
-- The rows of a step are those of the order at its positions, and they have the number of targets that the line says.
-- No row is used again before all other rows of its order were used.
-
-Each checkpoint must agree with the ledger up to its step. Rows of a shard in quarantine have no targets from the step of its event
-on. If the shard cannot be read any more, the targets of its rows in earlier steps are not counted.
+No row is used again before all other rows of its order were used. Rows of a shard in quarantine have no targets from the step of
+its event on. If the shard cannot be read any more, the targets of its rows in earlier steps are not counted.
 
     B rows of a step   N rows of the order: all rows, or the rows of one source
 """

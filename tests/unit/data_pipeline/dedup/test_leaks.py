@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -80,7 +80,7 @@ def test_benchmark_items_in_training_are_counted_by_file(tmp_path: Path) -> None
     assert [(each.place, each.train) for each in report.benchmarks[0].examples] == [(1, 1), (2, 1)]
     assert report.contaminated
     assert not report.leaked
-    assert report.summary()["benchmarks"][0]["share"] == pytest.approx(2 / 3, abs=1e-6)
+    assert asdict(report)["benchmarks"][0]["share"] == pytest.approx(2 / 3, abs=1e-6)
 
 
 def test_the_report_names_every_number(tmp_path: Path) -> None:

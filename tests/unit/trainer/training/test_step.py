@@ -135,8 +135,6 @@ def test_a_step_beyond_its_limits_changes_nothing(limits: Thresholds) -> None:
     training = training_module(config)
     before = state(training)
     pending = train_step(training, batch(config), StepInputs(1, thresholds=limits))
-    result = pending.result()
-    assert limits.skips(result.loss, result.grad_norm)
     assert pending.skip.item() == 1
     assert all(torch.equal(now, then) for now, then in zip(state(training), before, strict=True))
 
