@@ -58,6 +58,18 @@ def test_training_raises_accuracy_and_margin_on_held_out_pairs(whole: Path) -> N
     assert printed["measures"]["values"] == measured[-1]
 
 
+def test_orpo_learns_the_better_answers_from_new_weights(folder: Path, tmp_path: Path) -> None:
+    settings = {"init": None, "preference": {"loss": "orpo", "odds_weight": 1.0}, "limits": {"steps": 12}}
+    train(pair_config(folder / "pairs", folder / "trunk", tmp_path / "run", **settings, schedule={"decay_steps": 12}))
+    measured = [one["values"] for one in metrics(tmp_path / "run", "measures")]
+    assert measured[-1]["accuracy"] > 0.9
+    assert measured[-1]["margin"] > measured[0]["margin"]
+    evaluations = [one["val_loss"] for one in metrics(tmp_path / "run", "eval")]
+    assert evaluations[-1] < evaluations[0]
+    assert not (tmp_path / "run" / "objective").exists()
+    assert not replay_run(tmp_path / "run", 2, train=train, start=0).difference
+
+
 def test_the_measures_of_pairs_take_the_place_of_the_perplexity(whole: Path) -> None:
     last = metrics(whole, "measures")[-1]["values"]
     words = f"accuracy {last['accuracy']:.4f}, margin {last['margin']:.4f}"

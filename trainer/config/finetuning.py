@@ -13,6 +13,7 @@ Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 PROJECTIONS: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _CLASSIFIES = OnlyIf("objective = classification")
 _PREFERENCE = OnlyIf("objective = preference")
+_DPO = OnlyIf("preference.loss = dpo")
 _DISTILLATION = OnlyIf("objective = distillation")
 _Weight = Annotated[float, Field(ge=0, le=1e6)]
 
@@ -40,13 +41,21 @@ class ClassificationConfig(Section):
 
 
 class PreferenceConfig(Section):
-    """The loss of preference pairs (DPO)."""
+    """The loss of preference pairs."""
 
-    beta: Annotated[Identity[float], _PREFERENCE] = Field(
+    loss: Annotated[Identity[Literal["dpo", "orpo"]], _PREFERENCE] = Field(
+        "dpo",
+        description="Loss of a pair. dpo: the better answer gains on the worse one, both against the initial weights; orpo: the "
+        "cross-entropy of the better answer, and its odds against the worse one, without another model.",
+    )
+    beta: Annotated[Identity[float], _PREFERENCE, _DPO] = Field(
         0.1, gt=0, le=100, description="Weight of the reference: a higher value keeps the model closer to it."
     )
-    label_smoothing: Annotated[Identity[float], _PREFERENCE] = Field(
+    label_smoothing: Annotated[Identity[float], _PREFERENCE, _DPO] = Field(
         0.0, ge=0, lt=0.5, description="Assumed share of pairs with swapped answers."
+    )
+    odds_weight: Annotated[Identity[float], _PREFERENCE, OnlyIf("preference.loss = orpo")] = Field(
+        0.1, gt=0, le=100, description="Weight of the odds ratio in the loss: a higher value separates the answers more."
     )
 
 

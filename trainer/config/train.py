@@ -114,7 +114,7 @@ class TrainConfig(Settings):
     objective: Annotated[Identity[Literal["language", "classification", "preference", "distillation"]], FixesShapes()] = Field(
         "language",
         description="Task. language: the next token; classification: the label of a document; preference: the better answer of a "
-        "pair (DPO); distillation: the next token and a teacher's distributions.",
+        "pair; distillation: the next token and a teacher's distributions.",
     )
     teacher: Annotated[ResolvedInIdentity[Path | None], OnlyIf("objective = distillation"), FOLDER] = Field(
         None, description="Directory of the run that distillation learns from."

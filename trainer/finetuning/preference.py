@@ -1,12 +1,19 @@
-"""Direct preference optimisation: the model learns to prefer the better answer of each pair.
+"""The model learns to prefer the better answer of each pair.
 
-The loss of a pair is that of Rafailov et al., "Direct Preference Optimization" (2023), equation 7:
+p is the probability of an answer after its prompt under the trained model. `dpo` is the loss of Rafailov et al., "Direct Preference
+Optimization" (2023), equation 7:
 
     -log sigmoid(margin),    margin = beta * ((log p(chosen) - log r(chosen)) - (log p(rejected) - log r(rejected)))
 
-p is the probability of an answer after its prompt under the trained model, and r that under the reference: the initial weights,
-which stay as they are. With label smoothing e the loss is -(1 - e) log sigmoid(margin) - e log sigmoid(-margin) (Mitchell, "A note
-on DPO with noisy preferences", 2023).
+r is the probability under the reference: the initial weights, which stay as they are. With label smoothing e the loss is
+-(1 - e) log sigmoid(margin) - e log sigmoid(-margin) (Mitchell, "A note on DPO with noisy preferences", 2023).
+
+`orpo` is the loss of Hong et al., "ORPO: Monolithic Preference Optimization without Reference Model" (2024, arXiv:2403.07691),
+equations 1 to 7. It needs no reference:
+
+    -log q(chosen) - odds_weight * log sigmoid(margin),    margin = log odds(chosen) - log odds(rejected)
+
+q = p^(1 / tokens of the answer), and odds = q / (1 - q). The first term is the mean cross-entropy of the better answer's tokens.
 
 Both answers of a pair are consecutive segments of one row. The pair has one target: the first token of its better answer. So the
 loss is divided by the number of pairs, and the target's place says how long the prompt is.
@@ -16,10 +23,10 @@ loss is divided by the number of pairs, and the target's place says how long the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -47,6 +54,7 @@ from trainer.runs.layout import RECORD
 _UNITS = 1 << 24  # steps of a nat in the integer sums of an evaluation, which have the same bits for any number of ranks
 _MOST_NATS = float(1 << 30)
 _LARGEST_CHUNK = 1024
+_LARGEST_LOG = -1e-6  # of a mean probability, whose odds are then a million to one
 
 
 def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
@@ -55,10 +63,10 @@ def _gather(config: TrainConfig, manifest: Manifest) -> Mapping[str, bytes]:
             f"{config.data}: it has no preference pairs, which objective = preference needs; run `prepare` with "
             "--records.prompt_field, --records.chosen_field and --records.rejected_field"
         )
-    if config.init is None and not (config.run / RECORD).is_file():
+    if config.preference.loss == "dpo" and config.init is None and not (config.run / RECORD).is_file():
         raise ConfigError(
             "objective = preference compares the model with its initial weights, and init is not set; name a run whose model "
-            "answers prompts: --init RUN"
+            "answers prompts: --init RUN, or use preference.loss = orpo, which compares with no other model"
         )
     return {}
 
@@ -106,7 +114,26 @@ def pair_losses(margins_N: Tensor, label_smoothing: float) -> Tensor:
     return losses_N
 
 
-class _Preference:
+class _Answers(NamedTuple):
+    """The answers of a pass. Each tensor is (B, L)."""
+
+    targets: Tensor  # the tokens of the answers; padding and prompts have none
+    pairs: Tensor  # the number of each position's pair, below B * L; it differs between rows
+    is_chosen: Tensor  # whether the position belongs to the better answer
+
+    def sums(self, values_BL: Tensor) -> Tensor:
+        """Return at each position the sum of the values of its pair, (B, L), fp32."""
+        # `index_add` on one axis has the same bits in each run, also on a GPU.
+        sums = torch.zeros(values_BL.numel(), dtype=torch.float32, device=values_BL.device)
+        sums = sums.index_add(0, self.pairs.flatten(), values_BL.float().flatten())
+        return sums[self.pairs.flatten()].view_as(values_BL)
+
+
+_PairLoss = Callable[[nn.Module, PassInputs], tuple[Tensor, Tensor]]
+"""Returns loss and margin of each pair at its target, (B, L), fp32. Other positions have finite numbers without a meaning."""
+
+
+class _Dpo:
     def __init__(self, beta: float, label_smoothing: float) -> None:
         self._beta, self._smoothing = beta, label_smoothing
         self._reference: list[Decoder] = []
@@ -115,36 +142,46 @@ class _Preference:
         assert isinstance(model, Decoder)
         self._reference = [model.eval().requires_grad_(requires_grad=False)]
 
-    def sums(self, model: nn.Module, inputs: PassInputs) -> Tensor:
-        """Return the sum of the losses of all pairs, the number of those whose better answer wins, and the sum of margins, fp32."""
-        margins_BL = self._margins(model, inputs)
-        losses_BL = pair_losses(margins_BL, self._smoothing)
-        numbers_BLK = torch.stack([losses_BL, (margins_BL.detach() > 0).float(), margins_BL.detach()], -1)
-        return torch.where((inputs.targets == IGNORE)[..., None], 0.0, numbers_BLK).sum((0, 1))
-
-    def score(self, model: nn.Module, inputs: PassInputs) -> Tensor:
-        margins_BL = self._margins(model, inputs)
-        return torch.stack([pair_losses(margins_BL, self._smoothing), margins_BL], -1)
-
-    def _margins(self, model: nn.Module, inputs: PassInputs) -> Tensor:
-        """Return the margin of each pair at its target, (B, L), fp32. Other positions have numbers without a meaning."""
+    def __call__(self, model: nn.Module, inputs: PassInputs) -> tuple[Tensor, Tensor]:
         [reference] = self._reference  # the trainer hands it over before the first pass
-        targets_BL, pairs_BL, signs_BL = _answers(inputs)
+        answers = _answers(inputs)
         with torch.no_grad():
             plain = inputs._replace(layout=inputs.layout._replace(keys_B=None))  # no dropout
-            expected_BL = _log_probabilities(reference, plain, targets_BL)
-        ratios_BL = (_log_probabilities(model, inputs, targets_BL) - expected_BL) * signs_BL
-        # Sums by pair: `index_add` on one axis has the same bits in each run, also on a GPU.
-        sums = torch.zeros(ratios_BL.numel(), dtype=torch.float32, device=ratios_BL.device)
-        sums = sums.index_add(0, pairs_BL.flatten(), ratios_BL.flatten())
-        return self._beta * sums[pairs_BL.flatten()].view_as(ratios_BL)
+            expected_BL = _log_probabilities(reference, plain, answers.targets)
+        ratios_BL = _log_probabilities(model, inputs, answers.targets) - expected_BL
+        margins_BL = self._beta * answers.sums(torch.where(answers.is_chosen, ratios_BL, -ratios_BL))
+        return pair_losses(margins_BL, self._smoothing), margins_BL
 
 
-def _answers(inputs: PassInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens of the answers as targets, the number of each position's pair, and 1 or -1 for its better or worse answer.
+def _orpo(model: nn.Module, inputs: PassInputs, odds_weight: float) -> tuple[Tensor, Tensor]:
+    answers = _answers(inputs)
+    logs_BL, has_target_BL = _log_probabilities(model, inputs, answers.targets), answers.targets != IGNORE
+    chosen_BL, rejected_BL = (
+        answers.sums(torch.where(mine_BL, logs_BL, 0.0)) / answers.sums(mine_BL & has_target_BL).clamp_min(1)
+        for mine_BL in (answers.is_chosen, ~answers.is_chosen)
+    )
+    margins_BL = log_odds(chosen_BL) - log_odds(rejected_BL)
+    return odds_weight * pair_losses(margins_BL, 0.0) - chosen_BL, margins_BL
 
-    Each (B, L). Padding and prompts have no targets. Numbers of pairs are below B * L, and differ between rows.
-    """
+
+def log_odds(logs: Tensor) -> Tensor:
+    """Return log(q / (1 - q)) for log q. A probability that rounds to 1 has finite odds and no gradient."""
+    logs = logs.clamp_max(_LARGEST_LOG)
+    return logs - (-torch.expm1(logs)).log()
+
+
+def _sums(pair_loss: _PairLoss, model: nn.Module, inputs: PassInputs) -> Tensor:
+    """Return the sum of the losses of all pairs, the number of those whose better answer wins, and the sum of margins, fp32."""
+    losses_BL, margins_BL = pair_loss(model, inputs)
+    numbers_BLK = torch.stack([losses_BL, (margins_BL.detach() > 0).float(), margins_BL.detach()], -1)
+    return torch.where((inputs.targets == IGNORE)[..., None], 0.0, numbers_BLK).sum((0, 1))
+
+
+def _score(pair_loss: _PairLoss, model: nn.Module, inputs: PassInputs) -> Tensor:
+    return torch.stack(pair_loss(model, inputs), -1)
+
+
+def _answers(inputs: PassInputs) -> _Answers:
     positions_BL = inputs.layout.positions_BL
     num_rows, length = positions_BL.shape
     # The padding at the end of a row is the last segment, and begins with position 0 too.
@@ -160,7 +197,7 @@ def _answers(inputs: PassInputs) -> tuple[Tensor, Tensor, Tensor]:
     is_next_BL = functional.pad(positions_BL[:, 1:] >= prompts_BL[:, 1:], (0, 1), value=False)
     continues_BL = functional.pad(positions_BL[:, 1:] > 0, (0, 1), value=False)
     targets_BL = torch.where(is_next_BL & continues_BL & (prompts_BL > 0), inputs.tokens.roll(-1, 1), IGNORE)
-    return targets_BL, pairs_BL, 1.0 - 2.0 * (segments_BL % 2)
+    return _Answers(targets_BL, pairs_BL, segments_BL % 2 == 0)
 
 
 def _log_probabilities(model: nn.Module, inputs: PassInputs, targets_BL: Tensor) -> Tensor:
@@ -200,15 +237,17 @@ def _memory(estimate: MemoryEstimate, context: RunContext) -> MemoryEstimate:
 
 
 def _make(config: TrainConfig, _files: Mapping[str, bytes]) -> Task:
-    preference = _Preference(config.preference.beta, config.preference.label_smoothing)
+    settings = config.preference
+    dpo = _Dpo(settings.beta, settings.label_smoothing) if settings.loss == "dpo" else None
+    pair_loss = dpo or partial(_orpo, odds_weight=settings.odds_weight)
     return Task(
         rows=PairRows,
-        sums=lambda _device: preference.sums,
+        sums=lambda _device: partial(_sums, pair_loss),
         step_metrics=("accuracy", "margin"),
-        measures=EvalMetrics(preference.score, _count, _event, _lines),
+        measures=EvalMetrics(partial(_score, pair_loss), _count, _event, _lines),
         comparable=False,
-        reference=preference.hold,
-        memory=_memory,
+        reference=None if dpo is None else dpo.hold,
+        memory=None if dpo is None else _memory,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from trainer.checkpoint.of_run import weights_digest
 from trainer.config import ModelConfig
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch
 from trainer.finetuning.initial_weights import read_reference, write_reference
-from trainer.finetuning.preference import KIND, PairRows, pair_losses
+from trainer.finetuning.preference import KIND, PairRows, log_odds, pair_losses
 from trainer.finetuning.task import Task, make_task
 from trainer.model.attention import make_layout
 from trainer.model.decoder import Decoder, build_model
@@ -48,49 +50,70 @@ def model_with(seed: int) -> Decoder:
     return build_model(MODEL, 262, seed)
 
 
-def objective_with(tmp_path: Path, label_smoothing: float = 0.0) -> Task:
-    return KIND.make(tiny_config(tmp_path, tmp_path, preference={"beta": 0.5, "label_smoothing": label_smoothing}), {})
+def objective_with(tmp_path: Path, **settings: Any) -> Task:
+    return KIND.make(tiny_config(tmp_path, tmp_path, preference=settings), {})
 
 
-def answer_log_probability(model: Decoder, tokens: Tensor, prompt: int) -> Tensor:
-    """Return the sum of the log probabilities of all tokens after the prompt, from whole logits of one sequence alone."""
+def answer_log_probabilities(model: Decoder, tokens: Tensor, prompt: int) -> Tensor:
+    """Return the log probability of each token after the prompt, from whole logits of one sequence alone."""
     layout = make_layout(torch.zeros_like(tokens)[None], torch.arange(len(tokens))[None])
     log_probabilities = functional.log_softmax(model(tokens[None], layout)[0].float(), -1)
-    return log_probabilities[torch.arange(prompt - 1, len(tokens) - 1), tokens[prompt:]].sum()
+    return log_probabilities[torch.arange(prompt - 1, len(tokens) - 1), tokens[prompt:]]
 
 
-def expected_margins(batch: RowBatch, model: Decoder, reference: Decoder, beta: float) -> list[Tensor]:
-    margins = []
+def answers_of(batch: RowBatch) -> Iterator[tuple[tuple[Tensor, int], tuple[Tensor, int]]]:
+    """Yield the better and the worse sequence of each pair, with the length of the prompt."""
     assert batch.has_loss_BL is not None
     for tokens_L, segments_L, has_loss_L in zip(batch.tokens_BL, batch.segments_BL, batch.has_loss_BL, strict=True):
         for pair in range((int(segments_L.max()) + 1) // 2):
-            ratios = []
-            for segment in (2 * pair, 2 * pair + 1):
-                tokens = torch.from_numpy(tokens_L[segments_L == segment].astype(np.int64))
-                prompt = int((~has_loss_L[segments_L == segment]).sum())
-                ratios.append(
-                    answer_log_probability(model, tokens, prompt) - answer_log_probability(reference, tokens, prompt).detach()
-                )
-            margins.append(beta * (ratios[0] - ratios[1]))
-    return margins
+            better, worse = (
+                (torch.from_numpy(tokens_L[here].astype(np.int64)), int((~has_loss_L[here]).sum()))
+                for here in (segments_L == 2 * pair, segments_L == 2 * pair + 1)
+            )
+            yield better, worse
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
-def test_loss_and_gradient_are_those_of_the_formula(pairs: Path, tmp_path: Path, label_smoothing: float) -> None:
+def expected_dpo(batch: RowBatch, model: Decoder, reference: Decoder, beta: float, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    def ratio(tokens: Tensor, prompt: int) -> Tensor:
+        own, initial = (answer_log_probabilities(one, tokens, prompt).sum() for one in (model, reference))
+        return own - initial.detach()
+
+    margins = torch.stack([beta * (ratio(*better) - ratio(*worse)) for better, worse in answers_of(batch)])
+    won, lost = functional.logsigmoid(margins), functional.logsigmoid(-margins)
+    return -(1 - label_smoothing) * won - label_smoothing * lost, margins
+
+
+def expected_orpo(batch: RowBatch, model: Decoder, odds_weight: float) -> tuple[Tensor, Tensor]:
+    losses, margins = [], []
+    for better, worse in answers_of(batch):
+        chosen, rejected = (answer_log_probabilities(model, *one).double().mean().exp() for one in (better, worse))
+        ratio = chosen / (1 - chosen) / (rejected / (1 - rejected))
+        margins.append(ratio.log())
+        losses.append(-chosen.log() + odds_weight * (1 + 1 / ratio).log())
+    return torch.stack(losses).float(), torch.stack(margins).float()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"beta": 0.5}, {"beta": 0.5, "label_smoothing": 0.2}, {"loss": "orpo", "odds_weight": 0.7}], ids=str
+)
+def test_loss_and_gradient_are_those_of_the_formula(pairs: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     rows = rows_of(pairs)
     batch = rows.read(np.arange(3))
-    objective = objective_with(tmp_path, label_smoothing)
+    objective = objective_with(tmp_path, **settings)
     model, reference = model_with(1), model_with(2)
-    assert objective.reference is not None
+    assert (objective.reference is None) == ("loss" in settings)
     assert objective.sums is not None
-    objective.reference(reference)
+    if objective.reference is not None:
+        objective.reference(reference)
     sums = objective.sums(torch.device("cpu"))(model, inputs_of(micro_batch(batch)))
     sums[0].backward()  # type: ignore[no-untyped-call]
     sums = sums.detach()
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
-    margins = torch.stack(expected_margins(batch, model, reference, beta=0.5))
-    expected = -(1 - label_smoothing) * functional.logsigmoid(margins) - label_smoothing * functional.logsigmoid(-margins)
+    if "loss" in settings:
+        expected, margins = expected_orpo(batch, model, settings["odds_weight"])
+    else:
+        expected, margins = expected_dpo(batch, model, reference, 0.5, settings.get("label_smoothing", 0.0))
     expected.sum().backward()  # type: ignore[no-untyped-call]
     assert len(margins) == int(rows.num_targets(np.arange(3)).sum()) > 3
     torch.testing.assert_close(sums[0], expected.sum(), rtol=1e-5, atol=1e-5)
@@ -101,12 +124,13 @@ def test_loss_and_gradient_are_those_of_the_formula(pairs: Path, tmp_path: Path,
     assert all(parameter.grad is None for parameter in reference.parameters())
 
 
-def test_the_score_of_a_row_has_the_same_bits_in_any_batch(pairs: Path, tmp_path: Path) -> None:
-    objective = objective_with(tmp_path)
+@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+def test_the_score_of_a_row_has_the_same_bits_in_any_batch(pairs: Path, tmp_path: Path, loss: str) -> None:
+    objective = objective_with(tmp_path, loss=loss)
     model = model_with(1)
-    assert objective.reference is not None
     assert objective.measures is not None
-    objective.reference(model_with(2))
+    if objective.reference is not None:
+        objective.reference(model_with(2))
     batch = rows_of(pairs).read(np.arange(3))
     with torch.no_grad():
         together = objective.measures.score(model, inputs_of(micro_batch(batch)))
@@ -133,6 +157,15 @@ def test_a_model_that_equals_its_reference_has_a_margin_of_zero(pairs: Path, tmp
 def test_a_large_margin_has_no_loss_and_a_negative_one_a_large_loss() -> None:
     losses = pair_losses(torch.tensor([100.0, -100.0]), 0.0)
     assert losses.tolist() == pytest.approx([0.0, 100.0])
+
+
+def test_answers_that_are_certain_or_impossible_have_finite_odds_and_gradients() -> None:
+    logs = torch.tensor([0.0, -1e-9, math.log(0.5), -50.0, -1e4], requires_grad=True)
+    odds = log_odds(logs)
+    assert odds.tolist() == pytest.approx([math.log(1e6), math.log(1e6), 0.0, -50.0, -1e4], abs=1e-4)
+    odds.sum().backward()  # type: ignore[no-untyped-call]
+    assert logs.grad is not None
+    assert logs.grad.tolist() == pytest.approx([0.0, 0.0, 2.0, 1.0, 1.0])
 
 
 def test_each_pair_has_one_target_the_first_token_of_its_better_answer(pairs: Path) -> None:
@@ -178,7 +211,9 @@ def test_rows_that_do_not_consist_of_pairs_are_refused(pairs: Path, monkeypatch:
 def test_data_and_objective_must_fit(pairs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="would train on the worse answers too"):
         make_task(tiny_config(pairs, tmp_path / "run"), read_manifest(pairs), {})
-    with pytest.raises(ConfigError, match="init is not set; name a run whose model answers prompts: --init RUN"):
+    with pytest.raises(
+        ConfigError, match=r"init is not set; name a run whose .* prompts: --init RUN, or use preference\.loss = orpo"
+    ):
         make_task(tiny_config(pairs, tmp_path / "run", objective="preference"), read_manifest(pairs), {})
     plain = write_prepared(tmp_path / "plain")
     with pytest.raises(ConfigError, match="it has no preference pairs, which objective = preference needs"):
