@@ -39,6 +39,8 @@ _WITHOUT_TEXT = ("tool_calls", *REASONING)  # an answer with one of these may ha
 _LOSS_FIELDS = ("weight", "train", "loss")
 _SHOWN_CHARS = 60
 _SYSTEM = ("system", "system_prompt")
+_BLANK = ("null", " ")  # texts that a column of JSON has for nothing
+_BAD = ("false", "0")  # labels of responses, as texts in lower case
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _OBJECTS, _OF_PYTHON = re.compile(r"\s*+\[\s*+\{"), re.compile(r"\s*+\[\s*+\{\s*+'(?:role|from|content)'")
 
@@ -65,8 +67,9 @@ def read_chat(text: str, max_depth: int) -> list[Conversation]:
     """Return one conversation, or two for a preference pair, the better one first. `max_depth` holds in texts too."""
     try:
         record = _flat(json.loads(text))
-        beside = {name: record[name] for name in OF_CONVERSATION if record.get(name)}
-        beside = {name: value if name in _SYSTEM else _decoded(value, f"the field {name}") for name, value in beside.items()}
+        beside = {name: _decoded(record.get(name), f"the field {name}") for name in OF_CONVERSATION if name not in _SYSTEM}
+        beside = {name: value for name, value in beside.items() if value and value not in _BLANK}
+        beside |= {name: record[name] for name in _SYSTEM if record.get(name)}
         conversations = _pair(record) if "chosen" in record else [_conversation(record)]
         found = [_completed(messages, weights, beside) for messages, weights in conversations]
         if not is_deeper([[one.messages, one.arguments] for one in found], max_depth):
@@ -122,9 +125,9 @@ def _conversation(record: Mapping[str, Any]) -> _Weighed:
         if not any(weights[place] for place in answers):
             raise MessagesError(Reason.NO_ANSWER, "the weights say that no message of the assistant has a loss")
         return messages, weights
-    if record.get("label") is False:
+    if str(record.get("label")).lower() in _BAD:
         raise MessagesError(
-            Reason.NO_ANSWER, "its field label says that the response is a bad one, so there is nothing to train on"
+            Reason.NO_ANSWER, "its field label says that the response is a bad one; remove the field if it says something else"
         )
     prompt, _ = _messages(_whole_prompt(record["prompt"], record), "prompt", "user")
     answer, weights = _messages(record["response"], "response", "assistant", may_be_empty=True)
@@ -256,7 +259,8 @@ def _messages(value: Any, name: str, role: str | None = None, *, may_be_empty: b
     if role is not None and isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
-        raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is {_kind(value)}, but a list of messages is expected")
+        expected = "a list of messages" if role is None else "a text or a list of messages"
+        raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is {_kind(value)}, but {expected} is expected")
     if not value:
         raise MessagesError(Reason.MESSAGES_MALFORMED, f"{name} is an empty list")
     found = [_message(one, f"{name}[{number}]") for number, one in enumerate(value)]

@@ -100,7 +100,7 @@ def _tell_unused(unused: Mapping[str, int]) -> None:
     counts = sorted(unused.items(), key=lambda item: (-item[1], item[0]))
     others = [(name, count) for name, count in counts if not _METADATA.search(name)]
     if metadata := [name.removeprefix("record.") for name, _ in counts if _METADATA.search(name)]:
-        logger.info("metadata that is not used (records.metadata keeps it): %s", some_of(metadata, _MOST_SHOWN))
+        logger.info("metadata that nothing uses: %s", some_of(metadata, _MOST_SHOWN))
     of_records = [f"{name.removeprefix('record.')} ({count})" for name, count in others if name.startswith("record.")]
     if of_records:
         logger.warning("no setting uses these fields, with the number of records: %s", some_of(of_records, _MOST_SHOWN))

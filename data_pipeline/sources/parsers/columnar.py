@@ -22,6 +22,7 @@ from data_pipeline.sources.streams import Budget, StreamError, join_blocks
 _CHILD = Path(__file__).with_name("columnar_child.py")
 _SILENCE_S = 600.0  # a batch of rows takes milliseconds, so a child that is silent longer is in an endless loop
 _MAX_READ_BYTES = 1 << 20
+_MAX_NAMES = 1000  # of columns that are named in messages
 _MAX_EXTRA_BYTES = 64 << 20  # of short texts and metadata in a message that also holds a text and a prompt of the maximum length
 _FAILURES = {
     -1: (Reason.TEXT_NOT_A_STRING, "null"),
@@ -46,6 +47,7 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
         "chat_fields": chat_fields(records) if origin.markup == "chat" else None,
         "optional": list(origin.optional(records)),
         "metadata": list(records.kept_fields),
+        "max_names": _MAX_NAMES,
         "max_text_bytes": limits.max_line_bytes,
         "memory_bytes": limits.reader_memory_bytes,
     }
@@ -69,7 +71,7 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
                     found = _document(*one, origin, row, records, corrupt)
                     yield replace(found, unread=unread) if isinstance(found, Document) else found
             elif letter == b"U":
-                unread = tuple(body.decode("utf-8", "backslashreplace").split("\0")) if body else ()
+                unread = tuple(body.decode("utf-8", "backslashreplace").split("\0")[:_MAX_NAMES]) if body else ()
             elif letter == b"E":
                 reason, _, detail = body.decode("utf-8", "backslashreplace").partition("\0")
                 if reason == Reason.READER_MEMORY:

@@ -35,7 +35,6 @@ _MAX_BATCH_ROWS = 1024
 _READ_BYTES = 1 << 20
 _MESSAGE_BYTES = 4 << 20
 _MAX_METADATA_CHARS = 1 << 16
-_MAX_NAMES = 1000
 _FILE_MAGIC = b"ARROW1"
 _NULL, _TOO_LARGE, _NOT_UTF8 = -1, -2, -3
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
@@ -126,14 +125,16 @@ def _wanted(schema: pa.Schema, request: dict[str, Any]) -> list[str]:
         if found != 1:
             if not found:
                 raise _Refused(
-                    "no-text-field", json.dumps({"name": column, "fields": schema.names[:_MAX_NAMES], "setting": setting})
+                    "no-text-field",
+                    json.dumps({"name": column, "fields": schema.names[: request["max_names"]], "setting": setting}),
                 )
             raise _Refused("duplicate-key", f"column {column!r} occurs twice")
         kind = schema.field(column).type
         if request["chat_fields"] is None and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise _Refused("text-not-a-string", f"column {column!r} has type {kind}, but strings or bytes are expected")
     others = dict.fromkeys((*request["optional"], *request["metadata"]))
-    request["unread"] = [name for name in schema.names[:_MAX_NAMES] if name not in request["needed"] and name not in others]
+    names = schema.names[: request["max_names"]]
+    request["unread"] = [name for name in names if name not in request["needed"] and name not in others]
     return [*request["needed"], *(name for name in others if schema.names.count(name) == 1 and name not in request["needed"])]
 
 

@@ -179,6 +179,12 @@ def test_what_stands_beside_the_messages_goes_to_the_template() -> None:
     assert read({"messages": [ASK, SAY], "functions": [TOOL["function"]]}).arguments == {"tools": [TOOL]}
 
 
+@pytest.mark.parametrize("nothing", ["[]", "{}", "null", "", None, []])
+def test_a_column_that_says_that_there_is_nothing_is_absent(nothing: Any) -> None:
+    names = ("tools", "functions", "documents", "chat_template_kwargs")
+    assert read({"messages": [ASK, SAY]} | dict.fromkeys(names, nothing)).arguments == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "trained"),
     [
@@ -214,7 +220,8 @@ def test_the_answers_in_a_prompt_have_no_loss() -> None:
         ({"messages": [{"from": "function_call", "value": "no JSON"}]}, Reason.MESSAGES_MALFORMED, "function call"),
         ({"messages": [ASK, SAY], "tools": "weather"}, Reason.MESSAGES_MALFORMED, "tools is a text"),
         ({"messages": [{"role": "system", "content": "A"}, ASK, SAY], "system": "B"}, Reason.MESSAGES_MALFORMED, "differ"),
-        ({"prompt": "A", "response": "B", "label": False}, Reason.NO_ANSWER, "a bad one"),
+        *(({"prompt": "A", "response": "B", "label": bad}, Reason.NO_ANSWER, "a bad one") for bad in (False, 0, "False")),
+        ({"prompt": "A", "response": 5}, Reason.MESSAGES_MALFORMED, "response is a number, but a text or a list of messages"),
         ({"prompt": "A", "response": "[{'role': 'assistant', 'content': 'B'}]"}, Reason.MESSAGES_MALFORMED, "as Python writes it"),
         (
             {"prompt": "A", "chosen": [ASK, SAY], "rejected": [ASK, SAY | {"content": "No"}]},
