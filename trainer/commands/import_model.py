@@ -25,7 +25,7 @@ def run(options: ImportOptions) -> None:
     from trainer.interop.import_model import import_model
 
     found, run_folder = import_model(options.directory, options.output), options.output
-    framing = [word for role in found.without for word in (f"--tokenizer.add_{role}", "false")]
+    framing = () if found.has_eos else ("--tokenizer.add_eos", "false")
     prepare = command_text("prepare", "--tokenizer.path", run_folder, *framing, "--sources", "TEXT", "--output", "DATA")
     template = "" if found.template_refused is None else f"chat template   left out: {found.template_refused}\n"
     if found.has_chat_template:

@@ -51,8 +51,7 @@ class ImportedModel:
     num_weights: int
     types: tuple[str, ...]
     vocab_size: int
-    lacking: tuple[str, ...]  # the roles `bos` and `eos` that no token of the tokenizer has
-    without: tuple[str, ...]  # these, and `bos` if texts do not begin with it
+    has_eos: bool
     weights: str
     has_chat_template: bool
     template_refused: str | None  # why the chat template of the directory is not in the run
@@ -113,7 +112,6 @@ def _import(published: PublishedDirectory, output: Path) -> ImportedModel:
         "generation": advice,
         "files": files | {PUBLISHED_CONFIG: digest_run_file(directory, PUBLISHED_CONFIG)},
     }
-    lacking = tuple(role for role, number in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if number is None)
     with new_folder(output) as folder:
         digest = write_untrained(folder, config, tokenizer, weights, status=IMPORTED, source=source, chat_template=template)
     return ImportedModel(
@@ -121,8 +119,7 @@ def _import(published: PublishedDirectory, output: Path) -> ImportedModel:
         num_weights=sum(weight.numel() for weight in weights.values()),
         types=types,
         vocab_size=size,
-        lacking=lacking,
-        without=tuple(role for role in ("bos", "eos") if role in lacking or (role == "bos" and not tokenizer.first_ids)),
+        has_eos=tokenizer.eos_id is not None,
         weights=digest,
         has_chat_template=template is not None,
         template_refused=refused,

@@ -90,7 +90,7 @@ def test_a_directory_with_a_sentencepiece_model_is_imported_with_it(tmp_path: Pa
     (directory / "tokenizer.model").write_bytes(model_with_dummy_prefix(SENTENCES, 300))
     found = import_model(directory, tmp_path / "run")
     tokenizer = load_tokenizer(tmp_path / "run" / "tokenizer")
-    assert (found.vocab_size, found.lacking, tokenizer.kind) == (300, (), "sentencepiece")
+    assert (found.vocab_size, found.has_eos, tokenizer.kind) == (300, True, "sentencepiece")
     assert tokenizer.digest == open_supplied(directory, {}).digest
     assert (tokenizer.bos_id, tokenizer.eos_id) == (tokenizer.token_id("<s>"), tokenizer.token_id("</s>"))
 
@@ -101,7 +101,7 @@ def test_the_command_says_what_was_imported_and_what_to_do_next(tmp_path: Path, 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"imported {tmp_path}/run: qwen3, 0.06M weights from F32, vocabulary 283"
     assert lines[1] == f"weights {record_of(tmp_path / 'run')['weights']}"
-    assert f"prepare --tokenizer.path {tmp_path}/run --tokenizer.add_bos false --sources TEXT" in lines[3]
+    assert f"prepare --tokenizer.path {tmp_path}/run --sources TEXT" in lines[3]
     assert f"train --init {tmp_path}/run --data DATA" in lines[4]
 
 
