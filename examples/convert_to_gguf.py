@@ -5,8 +5,8 @@
 LLAMA_CPP is the folder of `convert_hf_to_gguf.py`. Options after EXPORTED are those of the converter. It needs `transformers`.
 
 The converter looks up the expression that divides a text by a digest of the ids of one text. These ids are those of a published
-vocabulary, so a vocabulary that was trained on other text is never found. Here the expression itself is compared. The converter also assumes that a
-SentencePiece model adds a space before a text.
+vocabulary, so a vocabulary that was trained on other text is never found. Here the expression itself is compared. The converter
+also assumes that a SentencePiece model adds a space before a text.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from trainer.inference.sampling import Sampling
 from trainer.loop import train
 
 SHAPES: dict[str, dict[str, Any]] = {"qwen3": {}, "llama": {"qk_norm": False, "tie_embeddings": False}}
-PROMPTS = ("def return", "  two  spaces\n\tand a tab", "na\u00efve, \u65e5\u672c I'm 1234 ===", "x")
+PROMPTS = ("def return", "  two  spaces\n\tand a tab", "na\u00efve, \u65e5\u672c I'm 1234 ===", "x > 111: 148 259 333")
 TOKENS = 32
 
 
