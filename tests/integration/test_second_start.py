@@ -29,7 +29,7 @@ def test_a_second_start_finds_code_and_graphs_of_the_first_in_the_cache(compiled
             tmp_path / "run",
             compile=compiled,
             extension=extension,
-            model={"width": 8, "heads": 2},
+            model={"layers": 1, "width": 8, "heads": 2},
             limits={"steps": steps},
             schedule={"warmup_steps": 0, "decay_steps": 2},
             eval={"every_steps": 1, "sample_tokens": 0},
