@@ -28,9 +28,11 @@ def project_imports(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_imports_nothing_of_the_project_but_names_of_the_api(path: Path) -> None:
-    imported = list(project_imports(path))
-    assert imported
-    assert set(imported) <= {f"trainer.api.{name}" for name in api.__all__}
+    assert set(project_imports(path)) <= {f"trainer.api.{name}" for name in api.__all__}
+
+
+def test_the_imports_of_the_examples_are_found() -> None:
+    assert {name.partition(".")[0] for path in EXAMPLES for name in project_imports(path)} == {"trainer"}
 
 
 def test_the_documentation_of_extensions_names_the_whole_api_and_no_other_module() -> None:
