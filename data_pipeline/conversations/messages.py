@@ -172,12 +172,12 @@ def _pair(record: Mapping[str, Any]) -> list[_Weighed]:
             Reason.MESSAGES_MALFORMED, "an answer of the pair has messages of the user that are not those of the prompt"
         )
     for name, conversation in zip(("chosen", "rejected"), pair, strict=True):
+        if not _is_answer(conversation[-1]):
+            raise MessagesError(Reason.NO_ANSWER, f"{name} does not end with a message of the assistant that has text")
         if len(conversation) == 1:
             raise MessagesError(
                 Reason.MESSAGES_MALFORMED, f"{name} has no prompt before its answer; name its field in records.prompt_field"
             )
-        if not _is_answer(conversation[-1]):
-            raise MessagesError(Reason.NO_ANSWER, f"{name} does not end with a message of the assistant that has text")
     chosen, rejected = pair
     if chosen[:-1] != rejected[:-1]:
         raise MessagesError(Reason.MESSAGES_MALFORMED, "chosen and rejected differ before the last message; they need one prompt")

@@ -222,7 +222,7 @@ def _campaign(mode: str, base: Path, first_seed: int, count: int, flaw: str | No
         for step in range(1, STEPS_BEFORE_DELETION + 1):
             store.save(contents(step, 0, scale))
         shutil.copytree(template, base / "trial")
-        longest_s = _seconds(lambda: CheckpointStore(base / "trial").retain([]))
+        longest_s = _seconds(lambda: _store(base / "trial", flaw).retain([]))
     bad: dict[int, list[str]] = {}
     at_work = num_saved = 0
     for seed in range(first_seed, first_seed + count):
