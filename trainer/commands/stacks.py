@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError
@@ -39,16 +41,20 @@ def show_stacks(run: Path) -> str:
             f"{run}: no rank that can show its stacks is running here ({reasons or 'no rank has written a heartbeat'}); "
             "run the command during the training, in its container (docker compose exec train train stacks) and as its user"
         )
-    begins = collect_stacks(run, beats, lambda rank: _ask(rank, beats[rank], silent))
+    begins: dict[int, int] = {}
+    for request in (signal.SIGUSR2, signal.SIGUSR1):  # the second one can end a rank, so only those that are stuck get it
+        waiting = {rank: beat for rank, beat in beats.items() if rank not in silent and not _answer(run, rank, begins.get(rank))}
+        if waiting:
+            begins |= collect_stacks(run, waiting, partial(_ask, waiting, request, silent))
     texts = [_text(run, rank, begins.get(rank)) for rank in beats if rank not in silent]
     return "\n".join([*texts, *(f"rank {number}: {reason}" for number, reason in silent.items())])
 
 
-def _ask(rank: int, beat: Heartbeat, silent: dict[int, str]) -> None:
+def _ask(beats: Mapping[int, Heartbeat], request: signal.Signals, silent: dict[int, str], rank: int) -> None:
     try:
-        send_signal(beat.process, signal.SIGUSR1)
+        send_signal(beats[rank].process, request)
     except ProcessLookupError:
-        silent[rank] = f"its process {beat.pid} has ended"
+        silent[rank] = f"its process {beats[rank].pid} has ended"
     except OSError as error:
         silent[rank] = f"no signal could be sent ({error.strerror}); this needs Linux 5.3 and a container that allows pidfd_open"
 
@@ -70,9 +76,16 @@ def _text(run: Path, rank: int, begin: int | None) -> str:
     path = stacks_file(run, rank)
     if begin is None:
         return f"rank {rank}: {path}, which the rank created at its start, was removed, so its stacks cannot be shown"
-    with open_input(path, below=run) as file:
-        file.seek(begin)
-        text = file.read(_MAX_BYTES).decode("utf-8", "replace")
-    if text.count("\n") > 1:
+    if text := _answer(run, rank, begin):
         return f"{text}(appended to {path})\n"
     return f"rank {rank}: no answer yet; its stacks will be appended to {path}"
+
+
+def _answer(run: Path, rank: int, begin: int | None) -> str:
+    """Return what a rank has appended below the line with the time; empty: nothing yet."""
+    if begin is None:
+        return ""
+    with open_input(stacks_file(run, rank), below=run) as file:
+        file.seek(begin)
+        text = file.read(_MAX_BYTES).decode("utf-8", "replace")
+    return text if text.count("\n") > 1 else ""

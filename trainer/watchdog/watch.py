@@ -17,12 +17,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 
 from trainer.watchdog.heartbeat import (
     Heartbeat,
@@ -131,8 +133,10 @@ def watched(
 ) -> Iterator[HeartbeatWriter]:
     """Yield the heartbeat of this rank. The watchdog of the node, which local rank 0 starts, watches it meanwhile.
 
-    A rank that receives SIGUSR1 appends the stacks of its threads to `<run>/stacks/rank-N.txt`, without a lock. The watchdog may
-    end `processes`, the ranks on this node, which are never read from a file; empty: only this process.
+    A rank that receives SIGUSR2 appends the stacks of its threads to `<run>/stacks/rank-N.txt` as soon as its main thread executes
+    Python. SIGUSR1 does so at once, also in a rank that is stuck. It reads the frames of other threads while they may run, and so
+    can end the process. The watchdog may end `processes`, the ranks on this node, which are never read from a file; empty: only
+    this process.
     """
     enabled = enabled and sys.platform == "linux"
     with ExitStack() as stack:
@@ -272,7 +276,7 @@ def _described(still: Still, state: str | None) -> str:
 
 
 def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int], None]) -> dict[int, int]:
-    """Ask ranks to append their stacks below a line with the time, and wait at most 5 seconds. `ask` sends SIGUSR1 to a rank.
+    """Ask ranks to append their stacks below a line with the time, and wait at most 5 seconds. `ask` sends a signal to a rank.
 
     Returns the offset in bytes of the new lines in the file of each rank that has one. OSError: a file cannot be written.
     """
@@ -298,17 +302,33 @@ def collect_stacks(run: Path, beats: Mapping[int, Heartbeat], ask: Callable[[int
     return begins
 
 
+def _append_stacks(descriptor: int, _signal: int, frame: FrameType | None) -> None:
+    """Append the stacks as `faulthandler` does, but while no other thread can run."""
+    frames: dict[int, FrameType | None] = {**sys._current_frames(), threading.get_ident(): frame}
+    lines = []
+    for thread, one in frames.items():
+        lines.append(f"Thread {thread:#018x} (most recent call first):\n")
+        while one is not None:
+            lines.append(f'  File "{one.f_code.co_filename}", line {one.f_lineno} in {one.f_code.co_name}\n')
+            one = one.f_back  # noqa: PLW2901
+    with suppress(OSError):  # a full disk must not end the run
+        os.write(descriptor, "".join(lines).encode("utf-8", "backslashreplace"))  # a file object may be in use by a request before
+
+
 @contextmanager
 def _answering_with_stacks(path: Path) -> Iterator[None]:
-    # later SIGUSR1 is ignored, because a late request would kill the rank while it ends
+    # later requests are ignored, because they would kill the rank while it ends
     with os.fdopen(open_to_append(path), "a") as file:
         with suppress(ValueError):  # only the main thread may do this
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # `unregister` restores this
+            signal.signal(signal.SIGUSR2, partial(_append_stacks, file.fileno()))
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         try:
             yield
         finally:
             faulthandler.unregister(signal.SIGUSR1)
+            with suppress(ValueError):
+                signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if os.fstat(file.fileno()).st_size == 0:
             with opened_folder(path.parent) as folder, suppress(FileNotFoundError):
                 os.unlink(path.name, dir_fd=folder)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -132,10 +133,35 @@ def test_a_rank_that_would_be_ended_by_the_signal_does_not_get_it(tmp_path: Path
     assert unwatched.returncode == 0
 
 
-def test_a_rank_that_is_ending_survives_a_request_that_comes_late(tmp_path: Path) -> None:
+def test_a_rank_that_executes_no_python_shows_its_stacks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = textwrap.dedent(RANK).replace("sys.stdin.read()", "sum(range(10**15))  # C code that looks for no signals")
+    monkeypatch.setattr(watch, "_STACKS_S", 1.0)
+    with process(stuck, tmp_path, 0, "on") as rank:
+        assert " in wait_for_the_test\n" in show_stacks(tmp_path)
+        assert rank.poll() is None
+        rank.kill()
+
+
+def test_a_rank_that_is_asked_again_while_it_answers_goes_on(tmp_path: Path) -> None:
+    deep = """import select
+    def below(depth):
+        while depth == 0 and not select.select([sys.stdin], [], [], 0)[0]:
+            pass
+        if depth:
+            below(depth - 1)
+    below(500)"""
+    with process(textwrap.dedent(RANK).replace("sys.stdin.read()", deep), tmp_path, 0, "on") as rank:
+        for _ in range(1000):
+            rank.send_signal(signal.SIGUSR2)
+            time.sleep(1e-3)
+    assert rank.returncode == 0
+
+
+@pytest.mark.parametrize("request_", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_rank_that_is_ending_survives_a_request_that_comes_late(tmp_path: Path, request_: signal.Signals) -> None:
     ends = textwrap.dedent(RANK).replace('    print("up", flush=True)\n    wait_for_the_test()', "    pass")
     with process(f'{ends}\nprint("up", flush=True)\nwait_for_the_test()', tmp_path, 0, "on") as rank:
-        rank.send_signal(signal.SIGUSR1)
+        rank.send_signal(request_)
     assert rank.returncode == 0
 
 
