@@ -108,7 +108,7 @@ def named_values(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         if not name or not equals or name in values:
-            raise ValueError(f"{word!r} is not NAME=VALUE with a name of its own")
+            raise ValueError(f"{word!r} is not NAME=VALUE, or its NAME occurs twice")
         try:
             values[name] = json.loads(value)
         except ValueError:

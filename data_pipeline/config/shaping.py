@@ -7,10 +7,12 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from common.files import canonical_json
 from common.settings.dotted import without
 from common.settings.markers import DIVIDES_WORK, Effect
 from common.settings.model import setting_names, settings_with, with_nones
 from data_pipeline.config.prepare import OVERRIDABLE, PrepareConfig
+from data_pipeline.config.text import usual_kind
 
 _IF_CHANGED = settings_with(PrepareConfig, Effect.SHAPES_DATA_IF_CHANGED)
 _SHAPING = (*settings_with(PrepareConfig, Effect.SHAPES_DATA), *_IF_CHANGED)
@@ -45,19 +47,14 @@ def named_files(config: Mapping[str, Any]) -> list[str]:
 
 def cleaning_of(config: Mapping[str, Any], sources: Iterable[str]) -> list[dict[str, Any]]:
     """Return the settings of a manifest that decide how a text was cleaned, each with the sources for which they hold."""
-    found: list[dict[str, Any]] = []
+    found: dict[bytes, dict[str, Any]] = {}
     for source in sources:
         own = _values(_values(config, "source"), source)
         sections = {name: {**_values(config, name), **_values(own, name)} for name in ("clean", "html", "records")}
         markup = sections.pop("records").get("markup", "plain")
-        one = {**sections, "markup": markup, "kind": own.get("kind") or ("web" if markup == "html" else "prose")}
-        for other in found:
-            if one | {"sources": other["sources"]} == other:
-                other["sources"].append(source)
-                break
-        else:
-            found.append(one | {"sources": [source]})
-    return found
+        one = {**sections, "markup": markup, "kind": own.get("kind") or usual_kind(markup)}
+        found.setdefault(canonical_json(one), one | {"sources": []})["sources"].append(source)
+    return list(found.values())
 
 
 def _picked(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

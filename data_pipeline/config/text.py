@@ -27,6 +27,11 @@ def with_input(instruction: str, more: str) -> str:
     return f"{instruction}\n\n{more}" if more else instruction
 
 
+def usual_kind(markup: str) -> Kind:
+    """Return the kind of documents whose source names none."""
+    return "web" if markup == "html" else "prose"
+
+
 class TextConfig(Section):
     """Documents from plain text files."""
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def adapted(config: PrepareConfig, inputs: Sequence[InputFile]) -> PrepareConfig:
-    """Return the settings with what the input decides. Each change is told in a line, and what the user has set stays."""
+    """Return the settings, with those changed that the input decides and the user has not set. Each change is logged."""
     is_text = all(file.format == TEXT.name and file.kind != "code" for file in inputs)
     if config.recipe == AUTO and is_text and len(inputs) < _FEW_FILES and "documents" not in config.text.model_fields_set:
         logger.info("text.documents = chunks, because the input is %d text file%s", len(inputs), "s" * (len(inputs) > 1))

@@ -121,7 +121,7 @@ class Beside:
     added: Mapping[str, int | None]
     """Names of tokens that belong to the vocabulary, with their ids if they are given."""
     flags: Mapping[str, Mapping[str, bool]]
-    """What is said about some of them: `special`, `lstrip`, `rstrip`, `normalized`, `single_word`."""
+    """Flags of some of them: `special`, `lstrip`, `rstrip`, `normalized`, `single_word`."""
     config: Mapping[str, Any]
     """The content of tokenizer_config.json."""
 

@@ -214,7 +214,7 @@ _MAX_BYTES = 64
 
 def check_shared(run: Path, group: Group) -> None:
     # On several nodes all must have the same run folder and the same prepared data. Otherwise each node would write its heartbeats
-    # into a folder of its own, and a restart could find checkpoints on one node only.
+    # into another folder, and a restart could find checkpoints on one node only.
     # The name of the file is new each time, because a network file system may remember that a name does not exist.
     if group.num_nodes == 1:
         return

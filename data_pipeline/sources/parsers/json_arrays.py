@@ -29,7 +29,7 @@ def _read(content: Content) -> Iterator[Document | Rejection]:
 
 
 JSON_ARRAY = SourceFormat("json", {}, _read, markup="records")
-"""It has no extension of its own: the beginning of a `.json` file tells it."""
+"""Its files are called `.json`, as others are, so their beginning decides."""
 
 
 def _elements(blocks: Iterator[bytes], max_bytes: int) -> Iterator[Line]:

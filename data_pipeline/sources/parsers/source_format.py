@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from data_pipeline.config import Kind, PrepareConfig, RecordConfig
-from data_pipeline.config.text import OF_PROMPT, with_input
+from data_pipeline.config.text import OF_PROMPT, usual_kind, with_input
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.streams import Budget, Readable
 
@@ -110,7 +110,7 @@ class SourceFormat:
             markup: Literal["plain", "html", "chat"] = self.markup
         else:
             markup = "chat" if config.chat.is_on and config.has_mask else config.records.markup
-        return Origin(path, kind or ("web" if markup == "html" else "prose"), markup)
+        return Origin(path, kind or usual_kind(markup), markup)
 
 
 def chat_fields(records: RecordConfig) -> dict[str, str]:

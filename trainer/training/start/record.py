@@ -122,7 +122,8 @@ def _place_tokenizer(config: TrainConfig, recorded: Mapping[str, str]) -> None:
     """
     source, target = config.data / "tokenizer", config.run / TOKENIZER
     found, wanted = _contents(target), _contents(source, PreparedDataError)
-    if found and found == {name.removeprefix(f"{TOKENIZER}/"): one for name, one in recorded.items() if _is_of_tokenizer(name)}:
+    prefix = f"{TOKENIZER}/"
+    if found and found == {name.removeprefix(prefix): one for name, one in recorded.items() if name.startswith(prefix)}:
         return
     parent = config.branch.run or config.init
     inherited = {} if parent is None else _inherited(source, parent / TOKENIZER)
@@ -142,10 +143,6 @@ def _place_tokenizer(config: TrainConfig, recorded: Mapping[str, str]) -> None:
         (temporary / name).write_bytes(content)
     shutil.rmtree(target, ignore_errors=True)
     commit_directory(temporary, target)
-
-
-def _is_of_tokenizer(name: str) -> bool:
-    return name.startswith(f"{TOKENIZER}/")
 
 
 def _inherited(source: Path, parent: Path) -> dict[str, bytes]:
