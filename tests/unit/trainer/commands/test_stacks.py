@@ -137,7 +137,8 @@ def test_a_rank_that_executes_no_python_shows_its_stacks_too(tmp_path: Path, mon
     stuck = textwrap.dedent(RANK).replace("sys.stdin.read()", "sum(range(10**15))  # C code that looks for no signals")
     monkeypatch.setattr(watch, "_STACKS_S", 1.0)
     with process(stuck, tmp_path, 0, "on") as rank:
-        assert " in wait_for_the_test\n" in show_stacks(tmp_path)
+        # the first request may come before the rank is in C code
+        seconds_until(lambda: " in wait_for_the_test\n" in show_stacks(tmp_path), 30)
         assert rank.poll() is None
         rank.kill()
 
