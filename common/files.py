@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Protocol
 MAX_VALUES = 1 << 20  # of a JSON file
 MAX_DEPTH = 100  # of lists and objects in a JSON file
 _READ_BYTES = 1 << 20
-_UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{16}\.tmp")
+_UNFINISHED = re.compile(r"\..+\.(\d+)\.[0-9a-f]{16}\.tmp")
 _NAMES_NO_FILE = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO)
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -250,6 +250,12 @@ def unfinished_path(path: Path) -> Path:
 
 def is_unfinished(path: Path) -> bool:
     return _UNFINISHED.fullmatch(path.name) is not None
+
+
+def left_unfinished(path: Path) -> bool:
+    """Whether the process that began to write an unfinished file has ended, as far as this machine knows."""
+    match = _UNFINISHED.fullmatch(path.name)
+    return match is not None and not Path("/proc", match[1]).exists()
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import stat
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from common.errors import ConfigError
-from common.files import sync_upwards, write_atomic
+from common.files import left_unfinished, sync_upwards, write_atomic
 from trainer.runs.layout import CHECKPOINTS, HEARTBEAT, LOCK, entries, is_folder, is_own_file, open_own
 from trainer.watchdog.heartbeat import read_beat
 
@@ -34,6 +35,7 @@ def locked_run(run: Path, *, doing: str = "is training here", option: str = "--r
                 raise ConfigError(f"{run}: {_holder(file)} {doing}; wait for it or use another {option}") from None
             if os.fstat(file.fileno()).st_nlink:  # else a start that trained nothing has removed the file meanwhile
                 break
+        _remove_unfinished(run)
         before = os.pread(file.fileno(), _HOLDER_BYTES, 0)
         _write_holder(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
         try:
@@ -41,6 +43,13 @@ def locked_run(run: Path, *, doing: str = "is training here", option: str = "--r
         finally:
             with suppress(OSError):  # a full disk: the name then stays, and does no harm
                 _write_holder(file, before)
+
+
+def _remove_unfinished(run: Path) -> None:
+    for name, status in [*entries(run)]:
+        path = run / name
+        if left_unfinished(path):
+            shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else path.unlink(missing_ok=True)
 
 
 def _write_holder(file: TextIO, name: bytes) -> None:
@@ -90,6 +99,7 @@ def wait_until_free(run: Path, timeout_s: float) -> None:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_unfinished(run)
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:

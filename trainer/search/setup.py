@@ -116,7 +116,7 @@ def claim(setup: SearchSetup) -> None:
         own_folder(setup.directory / name)
     for run in setup.runs.glob("trial-*"):
         own_folder(run)
-    for path in (*setup.directory.glob(".*.tmp"), *(setup.directory / "recipes").glob(".*.tmp")):
+    for path in (setup.directory / "recipes").glob(".*.tmp"):
         if is_unfinished(path):
             path.unlink()
 

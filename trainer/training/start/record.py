@@ -15,7 +15,6 @@ from common.files import (
     UnusableFileError,
     commit_directory,
     digest_bytes,
-    is_unfinished,
     open_input,
     own_folder,
     unfinished_path,
@@ -129,8 +128,6 @@ def _place_tokenizer(config: TrainConfig, recorded: Mapping[str, str]) -> None:
     inherited = {} if parent is None else _inherited(source, parent / TOKENIZER)
     if found == wanted | {name: digest_bytes(content) for name, content in inherited.items()}:
         return
-    for left in filter(is_unfinished, config.run.glob(".tokenizer.*")):
-        shutil.rmtree(left, ignore_errors=True)
     temporary = unfinished_path(target)
     temporary.mkdir()
     for name in sorted(wanted.keys() - inherited.keys()):
