@@ -15,7 +15,7 @@ import pytest
 from common.errors import ExitCode
 from tests.support.network import Listener, foreign_address, listeners, loopback_only, plant_command, reachable
 from tests.support.prepared import write_prepared
-from tests.support.runs import ROOT, losses, start_ranks, tiny_config, wait_for_step
+from tests.support.runs import ROOT, losses, start_torchrun, tiny_config, wait_for_step
 from tests.support.two_ranks import all_ended, descendants, log, ranks_of, seconds_until, started
 from trainer.config import TrainConfig
 
@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_two_ranks(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     config = tiny_config(data, tmp_path_factory.mktemp("runs") / "run")
-    assert start_ranks(config, 2, GLOO_SOCKET_IFNAME="").wait(120) == 0
+    assert start_torchrun(config, 2, GLOO_SOCKET_IFNAME="").wait(120) == 0
     return config
 
 

@@ -15,7 +15,7 @@ import torch
 from common.errors import CheckpointError, ConfigError, ExitCode, GuardError, PreparedDataError, StoppedBySignal
 from tests.support.prepared import write_prepared
 from tests.support.replays import verify_run
-from tests.support.runs import losses, metrics, run_command, start_ranks, tiny_config, wait_for_step
+from tests.support.runs import losses, metrics, run_command, start_ranks, start_torchrun, tiny_config, wait_for_step
 from tests.support.two_ranks import log, start_entrypoint, started
 from trainer import loop
 from trainer.checkpoint.of_run import load_checkpoint
@@ -226,7 +226,7 @@ def test_two_ranks_train_stop_together_and_resume_exactly(data: Path, tmp_path: 
     exit_file = tmp_path / "exit"
     assert start_ranks(tiny_config(data, whole, **long), 2).wait(timeout=240) == 0
 
-    process = start_ranks(tiny_config(data, stopped, **long), 2, TRAINER_EXIT_FILE=str(exit_file))
+    process = start_torchrun(tiny_config(data, stopped, **long), 2, TRAINER_EXIT_FILE=str(exit_file))
     wait_for_step(stopped, 20)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) != 0
@@ -546,7 +546,7 @@ def test_generate_continues_a_prompt_the_same_way_for_the_same_seed(uninterrupte
 
 def test_an_error_that_all_ranks_meet_is_told_once(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, tmp_path / "run", model={"context": 16})
-    assert start_ranks(config, 2, TRAINER_EXIT_FILE=str(tmp_path / "exit")).wait(timeout=120) != 0
+    assert start_torchrun(config, 2, TRAINER_EXIT_FILE=str(tmp_path / "exit")).wait(timeout=120) != 0
     assert (tmp_path / "exit").read_text() == f"{int(ExitCode.CONFIG)}\n"
     assert config.run.with_suffix(".log").read_text().count("error: ") == 1
 
@@ -555,7 +555,7 @@ def test_an_error_of_rank_0_is_told_once_and_ends_every_rank_with_its_code(data:
     run, exit_file = tmp_path / "run", tmp_path / "exit"
     run.mkdir()
     (run / "checkpoints").write_text("in the way")  # only rank 0 looks for checkpoints; it finds no folder
-    process = start_ranks(tiny_config(data, run), 2, TRAINER_EXIT_FILE=str(exit_file))
+    process = start_torchrun(tiny_config(data, run), 2, TRAINER_EXIT_FILE=str(exit_file))
     assert process.wait(timeout=120) != 0
     assert exit_file.read_text() == f"{int(ExitCode.CHECKPOINT)}\n"
     log = run.with_suffix(".log").read_text()

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from data_pipeline.dataset.locks import READERS
+from tests.support.command_server import MODULES
 from trainer.machine.before_torch import CACHE_FOLDERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,31 +66,6 @@ _PATHS = {
 """Audit events that change a file system, and the positions of their path arguments."""
 _FOLDER_DESCRIPTORS = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.symlink": 2, "os.link": 2}
 """For events with a relative path: the position of the argument with the descriptor of its folder."""
-_MODULES = (
-    "data_pipeline.__main__",
-    "data_pipeline.reports.terminal",
-    "data_pipeline.dedup.leaks",
-    "data_pipeline.prepare",
-    "data_pipeline.repack",
-    "torch._inductor",
-    "trainer.__main__",
-    "trainer.commands.saved_model",
-    "trainer.evaluation.evaluate",
-    "trainer.inference.conversation",
-    "trainer.inference.samples",
-    "trainer.interop.export",
-    "trainer.interop.formats.hf",
-    "trainer.interop.formats.peft",
-    "trainer.interop.import_model",
-    "trainer.loop",
-    "trainer.report.comparison",
-    "trainer.report.pictures",
-    "trainer.report.write",
-    "trainer.search.search",
-    "trainer.verification.audit",
-    "trainer.verification.step_text",
-    "trainer.verification.verify",
-)
 
 
 @dataclass(frozen=True)
@@ -443,7 +419,7 @@ def _replace(function: object, by: object) -> None:
 
 
 if __name__ == "__main__":
-    for name in _MODULES:
+    for name in MODULES:
         importlib.import_module(name)
     platform.platform()  # starts another program once and caches the answer
     _adopt_orphans()

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trainer.config import TrainConfig
+from trainer.distributed.network import STORE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
+_END_S, _COMMAND_S = 60.0, 300.0
 
 
 def tiny_config(data: Path, run: Path, /, **changes: Any) -> TrainConfig:
@@ -53,7 +60,70 @@ def arguments(config: TrainConfig) -> list[str]:
     ]
 
 
-def start_ranks(config: TrainConfig, num_ranks: int, **environment: str) -> subprocess.Popen[str]:
+class _CommandServer:
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="command-server-")
+        self.running: Started | None = None
+        command = [sys.executable, "-m", "tests.support.command_server"]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, words: Sequence[str], processes: Sequence[Mapping[str, str]], files: Sequence[Path]) -> Started:
+        if self.running is not None:  # a test that failed has left it
+            self.running.send_signal(signal.SIGKILL)
+            self.running.wait(_END_S)
+        request = {"words": words, "processes": processes, "files": [str(file) for file in files]}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        self.running = Started(self, [int(pid) for pid in json.loads(self.answer(_END_S))])
+        return self.running
+
+    def answer(self, timeout_s: float) -> str:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            raise TimeoutError(f"the command was still running after {timeout_s} s")
+        return self._process.stdout.readline()
+
+
+class Started:
+    """The processes of a command that the server has started."""
+
+    def __init__(self, server: _CommandServer, pids: Sequence[int]) -> None:
+        self._server, self._pids = server, pids
+
+    def send_signal(self, number: signal.Signals) -> None:
+        for pid in self._pids:
+            os.kill(pid, number)
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit code of the process that failed first, or 0. TimeoutError: they needed longer, and were killed."""
+        try:
+            return int(self._server.answer(timeout))
+        except TimeoutError:
+            self.send_signal(signal.SIGKILL)
+            self._server.answer(_END_S)
+            raise
+        finally:
+            self._server.running = None
+
+
+@cache
+def _command_server() -> _CommandServer:
+    return _CommandServer()
+
+
+def start_ranks(config: TrainConfig, num_ranks: int, **environment: str) -> Started:
+    """Start `train` on these ranks, without a launcher. The output goes to `<run>.log` next to the run."""
+    server = _command_server()
+    store = tempfile.mkdtemp(dir=server.folder.name)
+    shared = os.environ | {"OMP_NUM_THREADS": "1", STORE_VARIABLE: store} | environment
+    numbers = {"WORLD_SIZE": f"{num_ranks}", "LOCAL_WORLD_SIZE": f"{num_ranks}", "GROUP_RANK": "0"}
+    ranks = [shared | numbers | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} for rank in range(num_ranks)]
+    log = config.run.with_suffix(".log")
+    return server.start(["train", *arguments(config)], ranks, (log, log))
+
+
+def start_torchrun(config: TrainConfig, num_ranks: int, **environment: str) -> subprocess.Popen[str]:
     """Start `train` under torchrun. The output goes to `<run>.log` next to the run."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m", "--"),
@@ -71,9 +141,14 @@ def start_ranks(config: TrainConfig, num_ranks: int, **environment: str) -> subp
 
 
 def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m <words>` to its end, with its output captured."""
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300, env=os.environ | environment)
+    """Run `python -m <words>` to its end, with its output captured. Commands of the trainer are forked from the server."""
+    command, variables = [sys.executable, "-m", *words], os.environ | environment
+    if words[0] != "trainer" or _command_server().running is not None:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_COMMAND_S, env=variables)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        code = _command_server().start(words[1:], [variables], files).wait(_COMMAND_S)
+        return subprocess.CompletedProcess(command, code, *(file.read_text() for file in files))
 
 
 def metrics(run: Path, *events: str) -> list[dict[str, Any]]:
