@@ -36,16 +36,17 @@ sbom: ## list all Python packages of the image with licenses and hashes, in sbom
 release: ## build the image with SBOM and provenance, and push it: make release IMAGE=registry/name:tag
 	@env/release $(IMAGE)
 
-TESTS = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+TESTS = .venv/bin/python -m pytest --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Folders and files with tests that `make test` leaves out: pytest spends seconds to import all others.
+# Folders and files with tests that `make test` leaves out: pytest spends seconds to import all others. These tests often wait, so
+# they have a worker more than there are cores.
 LONG = tests/browser tests/faults tests/integration $$(grep -rlw --include='test_*.py' 'mark\.long' tests)
 
 test: .venv/dev ## unit tests and one test of each promise, ten minutes on two cores (ARGS=tests/unit: only some)
-	@$(TESTS) -m 'not containers and not optional and not long' $(ARGS)
+	@$(TESTS) -n logical -m 'not containers and not optional and not long' $(ARGS)
 
 test-all: .venv/dev ## the tests that make test leaves out, except those that need an engine or an optional package
-	@$(TESTS) -m 'not containers and not optional and long' $(or $(ARGS),$(LONG))
+	@$(TESTS) -n $$(($$(nproc) + 1)) -m 'not containers and not optional and long' $(or $(ARGS),$(LONG))
 
 test-optional: .venv/dev ## install the optional locks (lm-eval, Ray, wandb, MLflow, openai) into .venv-optional, and run the tests that need them
 	@env/test-optional

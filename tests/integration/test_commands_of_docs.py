@@ -104,7 +104,7 @@ def write_snippets(folder: Path) -> None:
     (folder / "new-snippet.txt").write_text(records[-1]["text"])
 
 
-SHORTER = 20
+SHORTER = 60
 """A training of a page ends after its `--limits.minutes` divided by this number."""
 
 

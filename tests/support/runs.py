@@ -143,7 +143,8 @@ def start_torchrun(config: TrainConfig, num_ranks: int, **environment: str) -> s
 def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `python -m <words>` to its end, with its output captured. Commands of the trainer are forked from the server."""
     command, variables = [sys.executable, "-m", *words], os.environ | environment
-    if words[0] != "trainer" or _command_server().running is not None:
+    at_start = any(name.startswith("PYTHON") for name in environment)  # has an effect when Python starts
+    if words[0] != "trainer" or at_start or _command_server().running is not None:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_COMMAND_S, env=variables)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
