@@ -165,8 +165,8 @@ def _compact(bounds: str) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+    first, *lines = [f"| {' | '.join(map(_cell, line))} |\n" for line in (head, *rows)]
+    return f"{first}|{'---|' * len(head)}\n{''.join(lines)}"
 
 
 def _cell(text: str) -> str:

@@ -334,7 +334,7 @@ def table(entry: Mapping[str, Any]) -> str:
     beside = f" with {entry['busy_loops']} busy loops beside it" if entry["busy_loops"] else ""
     goal = f" Goal: {entry['goal']}." if entry["goal"] else ""
     lines = [f"### {entry['title']}", f"{entry['rounds']} rounds{beside}.{goal}"]
-    lines += ["", f"| {entry['unit']} | median | min to max | speed | CPU time | speed | load | |", "|---|" + "---:|" * 6 + "---|"]
+    lines += ["", f"| {entry['unit']} | median | min..max | speed | CPU time | speed | load | |", "|---|" + "---:|" * 6 + "---|"]
     ratios, cpu_ratios = speeds(entry, "value"), speeds(entry, "cpu")
     for name, one in entry["contestants"].items():
         if not one.get("samples"):
@@ -344,7 +344,7 @@ def table(entry: Mapping[str, Any]) -> str:
             continue
         values, loads = ([sample[key] for sample in one["samples"]] for key in ("value", "load"))
         cpus = [sample["cpu"] for sample in one["samples"] if sample["cpu"] is not None]
-        cells = [name, short(median(values)), f"{short(min(values))} to {short(max(values))}", _ratio(ratios[name])]
+        cells = [name, short(median(values)), f"{short(min(values))}..{short(max(values))}", _ratio(ratios[name])]
         cells += [short(median(cpus)) if cpus else "", _ratio(cpu_ratios[name]), f"{median(loads):.1f}"]
         facts = ", ".join(f"{key} {value}" for key, value in one["samples"][-1]["facts"].items())
         lines.append(f"| {' | '.join([*cells, _cell(facts)])} |")
