@@ -47,7 +47,7 @@ def settings_page() -> str:
         "Each setting has one name and three places: `--optim.lr 3e-4` on the command line, `TRAIN_OPTIM__LR=3e-4` in the\n"
         "environment, and `lr = 3e-4` below `[train.optim]` in a recipe. The first of them that sets it wins. For `prepare` the\n"
         "variables begin with `PREP_`, and the tables with `[prepare…]`. `none` unsets a setting that may be unset.\n",
-        "The default follows the name, with type and bounds.\n",
+        "The default follows the name, with type and bounds. Without a default, a setting is not set.\n",
     ]
     for model, command in ((PrepareConfig, "prepare"), (TrainConfig, "train")):
         parts.append(f"## {PROGRAM} {command}\n")
@@ -152,7 +152,8 @@ def _items(rows: list[SettingText], num_said: int = 0) -> Iterable[str]:
 
 def _item(one: SettingText, num_said: int = 0) -> str:
     kind = ", ".join(filter(None, (one.values, _compact(one.bounds))))
-    default = f"`{one.default}`" if one.default else ""
+    says_none = one.default == "none" and one.values.endswith("|none")
+    default = "" if says_none or not one.default else f"`{one.default}`"
     head = " ".join(filter(None, (f"`{one.name}`", default, f"({kind})" if kind else "")))
     needs = f" Needs {' and '.join(one.needs[num_said:])}." if one.needs[num_said:] else ""
     return f"{head}: {one.description}{needs}"
