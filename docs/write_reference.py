@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
-from itertools import groupby, zip_longest
+from itertools import groupby, takewhile, zip_longest
 from pathlib import Path
 
 from common.command_line import PROGRAM
@@ -34,6 +34,8 @@ _COLUMN = 44
 _SHARED = 4
 """An option that this many commands have stands once, above the commands."""
 _BOTH_BOUNDS = re.compile(r">= (\S+), <= (\S+)")
+_SECTION = re.compile(r"`--(\w+)\.")
+"""An option of a command that is a setting of a section of `train`."""
 _NOTE = "<!-- Made by `python -m docs.write_reference`; do not edit. -->\n"
 
 
@@ -45,7 +47,7 @@ def settings_page() -> str:
         "Each setting has one name and three places: `--optim.lr 3e-4` on the command line, `TRAIN_OPTIM__LR=3e-4` in the\n"
         "environment, and `lr = 3e-4` below `[train.optim]` in a recipe. The first of them that sets it wins. For `prepare` the\n"
         "variables begin with `PREP_`, and the tables with `[prepare…]`. `none` unsets a setting that may be unset.\n",
-        "The default follows the name, with type and bounds.\n",
+        "The default follows the name, with type and bounds. Without a default, a setting is not set.\n",
     ]
     for model, command in ((PrepareConfig, "prepare"), (TrainConfig, "train")):
         parts.append(f"## {PROGRAM} {command}\n")
@@ -74,10 +76,13 @@ def commands_page() -> str:
             page = "prepare" if issubclass(models[name], PrepareConfig) else "train"
             parts.append(f"It has the settings of [`{page}`](settings.md#trainer-{page}).\n")
             continue
-        own = [row for row in options[name] if row not in shared]
+        sections = {row: found[1] for row in options[name] if (found := _SECTION.match(row))}
+        own = [row for row in options[name] if row not in {*shared, *sections}]
         if own:
             parts.append(_list(own))
-        if also := [row.split()[0].rstrip(":") for row in options[name] if row in shared]:
+        also = [row.split()[0].rstrip(":") for row in options[name] if row in shared]
+        also += [f"the settings [`{section}`](settings.md#train-{section})" for section in sorted({*sections.values()})]
+        if also:
             parts.append(f"{'Also' if own else 'It has'} {', '.join(also)}.\n")
     return "\n".join(parts)
 
@@ -132,34 +137,37 @@ def _sections(model: type[Settings]) -> Iterable[tuple[str, str, list[SettingTex
         yield section, section_title(model, section) if section else "", rows
 
 
-def _items(rows: list[SettingText]) -> Iterable[str]:
-    """Yield the items of a list. Several neighbours with the same needs are below an item with these."""
-    for needs, group in groupby(rows, lambda one: one.needs):
+def _items(rows: list[SettingText], num_said: int = 0) -> Iterable[str]:
+    """Yield the items of a list, whose first `num_said` needs stand above it. Neighbours with common needs are below an item."""
+    for need, group in groupby(rows, lambda one: one.needs[num_said : num_said + 1]):
         alike = list(group)
-        if not needs or len(alike) == 1:
-            yield from map(_item, alike)
-        else:
-            yield f"These need {' and '.join(needs)}:"
-            yield from (f"    - {_item(one, with_needs=False)}" for one in alike)
+        if not need or len(alike) == 1:
+            yield from (_item(one, num_said) for one in alike)
+            continue
+        same = takewhile(lambda column: len({*column}) == 1, zip(*(one.needs for one in alike), strict=False))
+        common = [column[0] for column in same]
+        yield f"These need {' and '.join(common[num_said:])}:"
+        yield from (f"    {'' if item.startswith(' ') else '- '}{item}" for item in _items(alike, len(common)))
 
 
-def _item(one: SettingText, *, with_needs: bool = True) -> str:
+def _item(one: SettingText, num_said: int = 0) -> str:
     kind = ", ".join(filter(None, (one.values, _compact(one.bounds))))
-    default = f"`{one.default}`" if one.default else ""
+    says_none = one.default == "none" and one.values.endswith("|none")
+    default = "" if says_none or not one.default else f"`{one.default}`"
     head = " ".join(filter(None, (f"`{one.name}`", default, f"({kind})" if kind else "")))
-    needs = f" Needs {' and '.join(one.needs)}." if one.needs and with_needs else ""
+    needs = f" Needs {' and '.join(one.needs[num_said:])}." if one.needs[num_said:] else ""
     return f"{head}: {one.description}{needs}"
 
 
 def _compact(bounds: str) -> str:
-    """Return two inclusive bounds as `1 to 9`, and others as signs without spaces."""
+    """Return two inclusive bounds as `1..9`, and others as signs without spaces."""
     both = _BOTH_BOUNDS.fullmatch(bounds)
-    return f"{both[1]} to {both[2]}" if both else re.sub("([<>]=?) ", r"\1", bounds).replace(">=", "≥").replace("<=", "≤")
+    return f"{both[1]}..{both[2]}" if both else re.sub("([<>]=?) ", r"\1", bounds).replace(">=", "≥").replace("<=", "≤")
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+    first, *lines = [f"| {' | '.join(map(_cell, line))} |\n" for line in (head, *rows)]
+    return f"{first}|{'---|' * len(head)}\n{''.join(lines)}"
 
 
 def _cell(text: str) -> str:

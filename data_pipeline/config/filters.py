@@ -62,7 +62,7 @@ class LanguageConfig(Section):
         (), description="ISO 639-1 codes of the languages that are kept; empty: all."
     )
     min_confidence: Annotated[ShapesData[Share], OnlyIf("language.keep")] = Field(
-        0.4, description="Confidence below which a document is rejected, if `keep` is set. The report shows what each value keeps."
+        0.4, description="Confidence below which a document is rejected. The report shows what each value keeps."
     )
     sample_bytes: Annotated[ShapesData[int], OnlyIf("language.identify")] = Field(
         2048, ge=256, le=1 << 20, description="Bytes of a longer document that are examined: from its start, middle and end."

@@ -99,7 +99,7 @@ class PrepareConfig(Settings):
     keep_rejects: Annotated[NoEffectOnResults[KeptRejects], BeforeValidator(_name_of_flag)] = Field(
         "none",
         description="Rejected documents that are written. samples (true): the beginnings of some, in rejects.jsonl; all: also each "
-        "one in full with its reason, in the folder rejects.",
+        "one in full, in the folder rejects.",
     )
     replace: Annotated[NoEffectOnResults[bool], AlsoCalled("force overwrite")] = Field(
         False,

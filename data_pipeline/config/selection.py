@@ -146,8 +146,7 @@ class SplitConfig(Section):
     )
     by_name: ShapesDataIfChanged[bool] = Field(
         True,
-        description="Whether the names of files and folders (train, validation, test, …) and the card of a data set tell its "
-        "splits: the test split is not read, and the validation split is held out in place of a share.",
+        description="Whether the names of files and folders (train, validation, test, …) and a data set's card tell its splits.",
     )
     val_fraction: Annotated[
         ShapesData[float], Frequent("0.05", 9), AlsoCalled("val_split val_ratio validation_split test_size val_fraction")

@@ -74,20 +74,20 @@ def symbols_per_word(texts: TextStatistics) -> Floats:
 
 @QUALITY.at_most("gopher-bullet-lines", "lines with bullets", "gopher_max_bullet_lines", Share, 0.9)
 def bullet_lines(texts: TextStatistics) -> Floats:
-    """Lines that begin with a bullet: at most this share of lines."""
+    """Lines that begin with a bullet: at most this share."""
     return texts.share_of_lines(texts.lines_begin_with("-*•"))
 
 
 @QUALITY.at_most("gopher-ellipsis-lines", "lines with ellipses", "gopher_max_ellipsis_lines", Share, 0.3)
 def ellipsis_lines(texts: TextStatistics) -> Floats:
-    """Lines that end with an ellipsis: at most this share of lines."""
+    """Lines that end with an ellipsis: at most this share."""
     return texts.share_of_lines(texts.lines_end_with(("...", "…")))
 
 
 # A word is a run between white space here, so a lone symbol counts as a word without a letter.
 @QUALITY.at_least("gopher-alphabetic", "words with a letter", "gopher_min_alphabetic", Share, 0.8)
 def alphabetic_words(texts: TextStatistics) -> Floats:
-    """Words with a letter: at least this share of words."""
+    """Words with a letter: at least this share."""
     is_letter_N = texts.are_letters_N
     if not texts.batch.is_ascii:
         is_letter_N = is_letter_N | texts.batch.is_word_N & (texts.batch.bytes_N >= 0x80)
@@ -104,7 +104,7 @@ def stop_words(texts: TextStatistics) -> Int64s:
 
 @REPETITION.at_most("gopher-duplicate-paragraphs", "duplicate paragraphs", "gopher_max_duplicate_paragraphs", Share, 0.3)
 def duplicate_paragraphs(texts: TextStatistics) -> Floats:
-    """Paragraphs that repeat an earlier paragraph: at most this share of paragraphs."""
+    """Paragraphs that repeat an earlier paragraph: at most this share."""
     return texts.duplicate_spans(texts.paragraphs)
 
 
@@ -112,19 +112,19 @@ def duplicate_paragraphs(texts: TextStatistics) -> Floats:
     "gopher-duplicate-paragraph-chars", "characters in duplicate paragraphs", "gopher_max_duplicate_paragraph_chars", Share, 0.2
 )
 def duplicate_paragraph_chars(texts: TextStatistics) -> Floats:
-    """Characters in paragraphs that repeat an earlier paragraph: at most this share of characters."""
+    """Characters in paragraphs that repeat an earlier paragraph: at most this share."""
     return texts.duplicate_span_chars(texts.paragraphs)
 
 
 @REPETITION.at_most("gopher-duplicate-lines", "duplicate lines", "gopher_max_duplicate_lines", Share, 0.3)
 def duplicate_lines(texts: TextStatistics) -> Floats:
-    """Lines that repeat an earlier line: at most this share of lines."""
+    """Lines that repeat an earlier line: at most this share."""
     return texts.duplicate_spans(texts.lines)
 
 
 @REPETITION.at_most("gopher-duplicate-line-chars", "characters in duplicate lines", "gopher_max_duplicate_line_chars", Share, 0.2)
 def duplicate_line_chars(texts: TextStatistics) -> Floats:
-    """Characters in lines that repeat an earlier line: at most this share of characters."""
+    """Characters in lines that repeat an earlier line: at most this share."""
     return texts.duplicate_span_chars(texts.lines)
 
 
@@ -137,7 +137,7 @@ def duplicate_line_chars(texts: TextStatistics) -> Floats:
     sizes=(2, 3, 4),
 )
 def top_ngrams(texts: TextStatistics, size: int) -> Floats:
-    """Characters in the most common run of 2, 3 and 4 words: at most this share of characters."""
+    """Characters in the most common run of 2, 3 and 4 words: at most this share."""
     return texts.commonest_run_chars(size)
 
 
@@ -150,7 +150,7 @@ def top_ngrams(texts: TextStatistics, size: int) -> Floats:
     sizes=(5, 6, 7, 8, 9, 10),
 )
 def duplicate_ngrams(texts: TextStatistics, size: int) -> Floats:
-    """Characters in repeated runs of 5, 6, 7, 8, 9 and 10 words: at most this share of characters."""
+    """Characters in repeated runs of 5, 6, 7, 8, 9 and 10 words: at most this share."""
     # If a run of words is repeated, so are the shorter runs in it. So the share is largest for the shortest runs, and the others
     # are only computed for texts in which this share exceeds the lowest threshold.
     of_shortest_D = texts.duplicate_runs_of_5
@@ -187,7 +187,7 @@ def sentences(texts: TextStatistics) -> Int64s:
 
 @FINEWEB.at_least("fineweb-punctuated-lines", "lines with terminal punctuation", "fineweb_min_punctuated_lines", Share, 0.12)
 def punctuated_lines(texts: TextStatistics) -> Floats:
-    """Lines that end with terminal punctuation: at least this share of lines."""
+    """Lines that end with terminal punctuation: at least this share."""
     return texts.share_of_lines(texts.lines_end_with(_SENTENCE_ENDS))
 
 
@@ -196,14 +196,14 @@ FINEWEB.setting("fineweb_short_line_chars", int, 30, "Longest line that counts a
 
 @FINEWEB.at_most("fineweb-short-lines", "short lines", "fineweb_max_short_lines", Share, 0.67)
 def short_lines(texts: TextStatistics) -> Floats:
-    """Lines of up to fineweb_short_line_chars characters: at most this share of lines."""
+    """Lines of up to fineweb_short_line_chars characters: at most this share."""
     chars_L = texts.batch.count_characters(*texts.line_text)
     return texts.share_of_lines(chars_L <= texts.settings.fineweb_short_line_chars)
 
 
 @FINEWEB.at_most("fineweb-duplicate-line-chars", "characters in duplicate lines", "fineweb_max_duplicate_line_chars", Share, 0.1)
 def duplicate_line_chars_of_fineweb(texts: TextStatistics) -> Floats:
-    """Characters in lines that repeat an earlier line: at most this share of characters."""
+    """Characters in lines that repeat an earlier line: at most this share."""
     return texts.duplicate_span_chars(texts.lines)
 
 
@@ -216,7 +216,7 @@ def newlines_per_word(texts: TextStatistics) -> Floats:
 # The characters are those of ASCII and those of three bytes.
 @SPAM.at_most("spam-repeated", "characters in runs of one", "spam_max_repeated", Share, 0.2)
 def repeated_chars(texts: TextStatistics) -> Floats:
-    """Characters in runs of ten or more equal visible characters: at most this share of characters."""
+    """Characters in runs of ten or more equal visible characters: at most this share."""
     bytes_N = texts.batch.bytes_N
     repeated_D = texts.bytes_in_runs((bytes_N[1:] == bytes_N[:-1]) & texts.are_between("!", "~")[1:], _REPEATED_CHARS - 1)
     if not texts.batch.is_ascii:
@@ -227,7 +227,7 @@ def repeated_chars(texts: TextStatistics) -> Floats:
 
 @SPAM.at_most("spam-urls", "characters in web addresses", "spam_max_urls", Share, 0.3)
 def urls(texts: TextStatistics) -> Floats:
-    """Characters in web addresses: at most this share of characters."""
+    """Characters in web addresses: at most this share."""
     return texts.share_in_tokens_at(texts.places_of("://", "www."))
 
 
@@ -260,7 +260,7 @@ def commonest_keyword(texts: TextStatistics) -> Floats:
 
 @SPAM.at_most("spam-blobs", "characters in very long words", "spam_max_blobs", Share, 0.1)
 def blobs(texts: TextStatistics) -> Floats:
-    """Characters in words of over 40 characters, such as base64: at most this share of characters."""
+    """Characters in words of over 40 characters, such as base64: at most this share."""
     is_blob_W = (texts.word_chars_W > _BLOB_CHARS) & (texts.batch.bytes_N[texts.batch.word_starts_W] < 0x80)
     return texts.share_of_chars(texts.word_chars_W[is_blob_W], texts.batch.word_starts_W[is_blob_W])
 

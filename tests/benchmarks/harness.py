@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -299,7 +299,11 @@ class Results:
             write_atomic(self._folder / f"{name}.svg", picture([entry]).encode())
 
     def describe(self) -> str:
-        return "\n".join(table(entry) for entry in self.comparisons.values())
+        """Return all comparisons in Markdown. Those of one machine and day are below a line with both."""
+        parts = []
+        for place, entries in groupby(self.comparisons.values(), lambda entry: f"{entry['date']}, {entry['machine']}."):
+            parts += [f"{place}\n", *map(table, entries)]
+        return "\n".join(parts)
 
     def write_docs(self, page: Path = DOCS) -> None:
         """Write the tables into the page, between the two marks, and the picture of all comparisons beside it."""
@@ -328,9 +332,9 @@ def speeds(entry: Mapping[str, Any], figure: str) -> dict[str, float | None]:
 def table(entry: Mapping[str, Any]) -> str:
     """Return a comparison as a section in Markdown."""
     beside = f" with {entry['busy_loops']} busy loops beside it" if entry["busy_loops"] else ""
-    lines = [f"### {entry['title']}", f"{entry['date']}, {entry['machine']}, {entry['rounds']} rounds{beside}."]
-    lines += [f"Goal: {entry['goal']}."] if entry["goal"] else []
-    lines += ["", f"| {entry['unit']} | median | min to max | speed | CPU time | speed | load | |", "|---|" + "---:|" * 6 + "---|"]
+    goal = f" Goal: {entry['goal']}." if entry["goal"] else ""
+    lines = [f"### {entry['title']}", f"{entry['rounds']} rounds{beside}.{goal}"]
+    lines += ["", f"| {entry['unit']} | median | min..max | speed | CPU time | speed | load | |", "|---|" + "---:|" * 6 + "---|"]
     ratios, cpu_ratios = speeds(entry, "value"), speeds(entry, "cpu")
     for name, one in entry["contestants"].items():
         if not one.get("samples"):
@@ -340,7 +344,7 @@ def table(entry: Mapping[str, Any]) -> str:
             continue
         values, loads = ([sample[key] for sample in one["samples"]] for key in ("value", "load"))
         cpus = [sample["cpu"] for sample in one["samples"] if sample["cpu"] is not None]
-        cells = [name, short(median(values)), f"{short(min(values))} to {short(max(values))}", _ratio(ratios[name])]
+        cells = [name, short(median(values)), f"{short(min(values))}..{short(max(values))}", _ratio(ratios[name])]
         cells += [short(median(cpus)) if cpus else "", _ratio(cpu_ratios[name]), f"{median(loads):.1f}"]
         facts = ", ".join(f"{key} {value}" for key, value in one["samples"][-1]["facts"].items())
         lines.append(f"| {' | '.join([*cells, _cell(facts)])} |")

@@ -107,8 +107,8 @@ def test_contestants_take_turns_and_one_that_is_missing_or_fails_loses_no_other(
     table = (tmp_path / "results.md").read_text()
     assert "### Two programs" in table
     assert "Goal: 2.0 of second." in table
-    assert "| first | 2 | 1 to 4 | 2.00 | 1 | 2.00 | 0.5 | steps 3 |" in table
-    assert "| second | 4 | 3 to 6 |  | 2 |  | 0.5 | steps 3 |" in table
+    assert "| first | 2 | 1..4 | 2.00 | 1 | 2.00 | 0.5 | steps 3 |" in table
+    assert "| second | 4 | 3..6 |  | 2 |  | 0.5 | steps 3 |" in table
     assert f"| absent | missing | | | | | | {NANOGPT} |" in table
     assert "| broken | failed | | | | | | out of memory / line |" in table
     picture = ElementTree.parse(tmp_path / "two.svg").getroot()
@@ -121,7 +121,7 @@ def test_of_rates_the_higher_is_the_faster(tmp_path: Path) -> None:
     results = Results(tmp_path)
     contestants = {"first": lambda _: sample(10.0, 1.0), "second": lambda _: sample(5.0, 3.0)}
     assert results.measure(Comparison("rates", "Rates", "1/s", contestants, "second", rounds=1, higher_is_better=True))
-    assert "| first | 10 | 10 to 10 | 2.00 | 1 | 3.00 |" in results.describe()
+    assert "| first | 10 | 10..10 | 2.00 | 1 | 3.00 |" in results.describe()
 
 
 def test_the_tables_and_one_picture_replace_those_in_the_page(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_tables_and_one_picture_replace_those_in_the_page(tmp_path: Path) ->
     for value in (1.0, 2.0):
         results.measure(Comparison("one", "One program", "s", {"first": lambda _, value=value: sample(value)}, "first", rounds=1))
         results.write_docs(page)
-    assert page.read_text().count("### One program") == page.read_text().count("| first | 2 | 2 to 2 |") == 1
+    assert page.read_text().count("### One program") == page.read_text().count("| first | 2 | 2..2 |") == 1
     assert page.read_text().endswith((ROOT / "docs" / "benchmarks.md").read_text()[-500:])
     ElementTree.parse(tmp_path / "benchmarks.svg")
     page.write_text("# Benchmarks\n")

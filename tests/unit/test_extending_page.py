@@ -20,13 +20,6 @@ def test_every_function_that_an_extension_may_define_is_in_the_table_with_its_ar
             assert f"def {name}(" in (ROOT / example).read_text()
 
 
-def test_the_layer_is_the_one_of_the_example() -> None:
-    [layer] = [block for block in BLOCKS if "class " in block]
-    example = (ROOT / "examples/decoder.py").read_text()
-    for part in ast.parse(layer).body:
-        assert str(ast.get_source_segment(layer, part)) in example
-
-
 def test_hooks_of_the_page_are_hooks() -> None:
     [hooks] = [block for block in BLOCKS if "def on_" in block]
     found = {

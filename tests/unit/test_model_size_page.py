@@ -16,7 +16,8 @@ BYTES_PER_TOKEN = 3.5
 
 def table(*rows: list[str]) -> str:
     head, *body = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+    first, *lines = [f"| {' | '.join(row)} |" for row in (head, *body)]
+    return "\n".join((first, f"|{'---|' * len(head)}", *lines))
 
 
 def vocabularies() -> str:
@@ -27,7 +28,7 @@ def vocabularies() -> str:
 def chosen(text: int, minutes: int, num_gpus: int, num_cores: int) -> str:
     facts = Facts(round(text / BYTES_PER_TOKEN), 256, fitting_vocab_size(text), num_gpus, num_cores, max(1, num_gpus))
     found = choose(facts, {"limits.minutes": minutes})
-    return f"{found['model.layers']} x {found['model.width']}, {found['batch.global_batch_size']} rows"
+    return f"{found['model.layers']}x{found['model.width']}, {found['batch.global_batch_size']} rows"
 
 
 def choices() -> str:

@@ -153,5 +153,5 @@ class WatchdogConfig(Section):
         600.0, ge=1, le=86400, description="Like stall_s, in loading, evaluation, saves and steps that compile."
     )
     replicas_steps: Annotated[NoEffectOnResults[int], _RANKS, OnlyIf("parallel = ddp")] = Field(
-        100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none. Not with parallel = fsdp."
+        100, ge=0, description="Steps between bitwise comparisons of the ranks' weights; 0: none."
     )

@@ -57,12 +57,7 @@ class LimitsConfig(Section):
     )
     minutes: Annotated[
         NoEffectOnBits[float | None], Frequent("30", 5), InReplay(None), AlsoCalled("hours time max_time max_minutes time_limit")
-    ] = Field(
-        None,
-        gt=0,
-        description="Training ends after this many minutes over all resumes, with evaluations and saves. With schedule.kind = "
-        "wsd the cool-down begins in time.",
-    )
+    ] = Field(None, gt=0, description="Training ends after this many minutes over all resumes, with evaluations and saves.")
 
 
 class EvalConfig(Section):

@@ -73,9 +73,7 @@ class TrainConfig(Settings):
         AlsoCalled("out out_dir output output_dir run_dir save_dir resume resume_from_checkpoint"),
     ] = Field(description="Directory of this run. An existing run is continued; --run alone uses its saved settings.")
     init: Annotated[ResolvedInIdentity[Path | None], FOLDER] = Field(
-        None,
-        description="Directory of a run whose weights a new run begins with; none: new weights. The step, the schedule and "
-        "the optimizer state are not taken over.",
+        None, description="Directory of a run whose weights a new run begins with; none: new weights."
     )
     init_checkpoint: Annotated[ResolvedInIdentity[str], OnlyIf("init"), FOLDER] = Field(
         "latest", pattern=r"^(latest|best|[0-9]{1,16})$", description="Checkpoint of `init`: latest, best, or its step."
