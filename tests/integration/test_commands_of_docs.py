@@ -104,7 +104,7 @@ def write_snippets(folder: Path) -> None:
     (folder / "new-snippet.txt").write_text(records[-1]["text"])
 
 
-SHORTER = 60
+SHORTER = 30
 """A training of a page ends after its `--limits.minutes` divided by this number."""
 
 
