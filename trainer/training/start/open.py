@@ -130,7 +130,9 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
     extension = load_extension(config.extension)
     with ExitStack() as stack:
         signal = stack.enter_context(stop_signal())
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        hard = before[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an open shard takes two files
         if os.environ.get("LOCAL_RANK", "0") == "0":
             check_start(min(num_gpus(config.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
