@@ -15,7 +15,6 @@ import torch
 from common.redaction import RedactingFormatter, secrets_of
 from common.settings.load import AUTO
 from common.terminal import LineHandler
-from data_pipeline.tokenizer import load_tokenizer
 from trainer.config import TrainConfig, WatchdogConfig, settings_without_effect
 from trainer.context import RunContext
 from trainer.distributed.devices import num_gpus
@@ -30,7 +29,6 @@ from trainer.model.attention import BACKENDS
 from trainer.model.decoder import Decoder
 from trainer.planning.lines import brief_lines
 from trainer.runs.clock import Clock
-from trainer.runs.layout import TOKENIZER
 from trainer.runs.signals import stop_signal
 from trainer.training.run_end import StopRequests
 from trainer.training.start.build import built_and_restored
@@ -38,7 +36,7 @@ from trainer.training.start.check import Continued, check
 from trainer.training.start.earlier import is_new_branch
 from trainer.training.start.parts import put_together
 from trainer.training.start.plan import plan_start, with_micro_batch
-from trainer.training.start.record import open_record
+from trainer.training.start.record import open_record, take_over_ends
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter, Timeouts
@@ -159,8 +157,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         stop.end_start_if_asked(config.run, saved_step)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
         differences = group.on_main(partial(open_record, plan, continued, restored))
-        if config.init is not None or config.branch.run is not None:  # the run has their ends of texts too: its samples end there
-            plan.data.tokenizer.use_as(group.on_main(lambda: load_tokenizer(config.run / TOKENIZER, trial=False).usage))
+        take_over_ends(plan)
         run = put_together(stack, plan, continued, restored, stop, heartbeat, clock)
         del restored
         with clock.paused():
