@@ -27,9 +27,7 @@ def run_listed(command: Command, program: str, arguments: Sequence[str], setting
         description = inspect.getdoc(model if issubclass(model, Options) else run) or ""
         parser = help_parser(model, f"{program} {command.name}", description.split("\n\n", maxsplit=1)[0])
         settings = load_options(model, arguments, parser) if issubclass(model, Options) else load_settings(model, arguments, parser)
-    for name, field in type(settings).model_fields.items():
-        if (target := place_of(field).target) is not None and (path := getattr(settings, name)) is not None:
-            check_target(path, spelling(name, field), target)
+    check_targets(settings)
     try:
         run(settings)
     except Exception as error:
@@ -37,6 +35,12 @@ def run_listed(command: Command, program: str, arguments: Sequence[str], setting
             raise
         with importing():
             raise
+
+
+def check_targets(settings: Settings | Options) -> None:
+    for name, field in type(settings).model_fields.items():
+        if (target := place_of(field).target) is not None and (path := getattr(settings, name)) is not None:
+            check_target(path, spelling(name, field), target)
 
 
 def option_names(command: Command) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from common.paths import RECIPES
 from common.redaction import HIDDEN, redacted_repr
 from common.settings.dotted import flatten, merge, nest, parse_toml, without
 from common.settings.markers import ASKED_AGAIN, NAMES_SETTINGS, PER_START
-from common.settings.messages import explain, nearest, suggest
+from common.settings.messages import explain, explain_details, nearest, suggest
 from common.settings.model import (
     PROGRAMS,
     OptionsT,
@@ -54,10 +54,53 @@ def load_settings(
     fields = setting_names(model)
     _check_utf8("command line", arguments)
     given = {name: value for name, value in vars(parser.parse_args(_current(model, arguments))).items() if value is not None}
-    command_line = {name: none_word(fields[name], value) for name, value in given.items()}
+    return _assembled(model, nest({name: none_word(fields[name], value) for name, value in given.items()}), environment)
+
+
+def load_values(model: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
+    """Return the settings that a program gives, as tables or by dotted names. They mean what they mean on a command line."""
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        part = nest({name: _plain(value)})
+        if twice := sorted(flatten(given).keys() & flatten(part).keys()):
+            raise ConfigError(f"{twice[0]} is given twice, in a table and by its full name; remove one of them")
+        merge(given, part)
+    try:
+        current = with_nones(model, with_current_names(model, given))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    flat, now = flatten(current), current_names(model)
+    for former in flatten(given):
+        _renamed(former, now)
+    for name, field in setting_names(model).items():
+        if is_list(field) and isinstance(flat.get(name), str):
+            merge(current, nest({name: (flat[name],)}))
+    try:
+        model.model_validate(current)  # first, because the choices below need values of the right type
+    except ValidationError as error:
+        if wrong := [one for one in error.errors() if one["type"] not in ("missing", "value_error")]:
+            raise ConfigError(explain_details(model, wrong)) from None
+    return _assembled(model, current, {})
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a program as a command line or a recipe gives it."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, bool):
+        return str(value).lower()  # it is not a number
+    if isinstance(value, str | os.PathLike):
+        _check_utf8("settings", [text := os.fspath(value)])
+        return text
+    if isinstance(value, list | tuple | set | frozenset | Iterator):
+        return tuple(map(_plain, value))
+    return value.item() if getattr(value, "shape", None) == () else value  # a number of NumPy or torch
+
+
+def _assembled(model: type[SettingsT], given_here: dict[str, Any], environment: Mapping[str, str]) -> SettingsT:
     variables = _from_environment(model, environment)
-    recipe = command_line.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
-    own = [variables, nest(command_line)]
+    recipe = given_here.get("recipe", variables.get("recipe", model.model_fields["recipe"].default))
+    own = [variables, given_here]
     resolver: Any = import_module(model.resolver) if model.resolver else None
     of_person = own
     if resolver and (path := resolver.recorded_in({name: value for layer in own for name, value in layer.items()})) is not None:

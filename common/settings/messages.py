@@ -29,7 +29,11 @@ _MOST = 4
 
 def explain(model: type[BaseModel], error: ValidationError, *place: str) -> str:
     """`place` names the sections that hold the model, if it is part of another one."""
-    return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in _joined(model, error.errors())))
+    return explain_details(model, error.errors(), *place)
+
+
+def explain_details(model: type[BaseModel], details: Sequence[ErrorDetails], *place: str) -> str:
+    return "; ".join(dict.fromkeys(_explain(model, detail, place) for detail in _joined(model, details)))
 
 
 def _joined(model: type[BaseModel], details: Sequence[ErrorDetails]) -> list[ErrorDetails]:

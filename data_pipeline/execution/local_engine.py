@@ -5,13 +5,15 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from common.errors import WorkerError
 from common.hardware import num_oom_kills, why_killed
@@ -31,6 +33,24 @@ class Engine(Protocol):
         """Yield the results of `function` for every task, in the order of the tasks."""
 
 
+class _Worker(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - its name in `multiprocessing`
+        # A worker imports the main module if it has a name. A script that calls `trainer.prepare` would run again in each worker.
+        of_main = vars(sys.modules["__main__"])
+        names: dict[str, Any] = {name: of_main.pop(name) for name in ("__file__", "__spec__") if name in of_main}
+        of_main["__spec__"] = None
+        try:
+            return ForkServerProcess._Popen(process_obj)
+        finally:
+            del of_main["__spec__"]
+            of_main.update(names)
+
+
+class _Context(ForkServerContext):
+    Process = _Worker
+
+
 class _Inline:
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         try:
@@ -44,7 +64,7 @@ class _Pool:
 
     def __init__(self, num_workers: int) -> None:
         # Workers are forked from a new server process: a fork of this process, which has threads, can hang.
-        self._context = multiprocessing.get_context("forkserver")
+        self._context = _Context()
         self._context.set_forkserver_preload(["data_pipeline.prepare"])
         self._num_workers = num_workers
         self._executor: ProcessPoolExecutor | None = None

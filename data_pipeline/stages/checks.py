@@ -173,10 +173,10 @@ def check_selected(selected: Sequence[SelectResult], config: PrepareConfig) -> N
         if offered and not any(result.kept[side] for result in selected):
             reasons = add_counts(result.rejected for result in selected)
             found = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-            raise SourceError(
-                f"none of {offered} {side} documents is left after selection ({found}); loosen the quality thresholds, change "
-                "the balance weights, or use another tokenizer"
-            )
+            remedy = "loosen the quality thresholds, change the balance weights, or use another tokenizer"
+            if Reason.TOO_MANY_TOKENS in reasons:
+                remedy = f"raise row_length = {config.row_length}: a conversation or pair must fit into one row"
+            raise SourceError(f"none of {offered} {side} documents is left after selection ({found}); {remedy}")
     labels = labels_of(selected)
     if not config.has_labels:
         return

@@ -83,6 +83,19 @@ def test_so_have_a_run_that_continues_it_a_branch_and_a_compressed_model(
         assert (out / "export/chat_template.jinja").read_text() == TEMPLATE
 
 
+def test_samples_at_evaluations_end_where_texts_of_the_run_end(data: Path, folder: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(folder / "published", tmp_path / "published"))
+    ids = list(range(load_tokenizer(data / "tokenizer").vocab_size))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    start = trainer.import_model(directory, tmp_path / "imported")
+    run = trainer.train(data, tmp_path / "run", init=start, **SHORT | {"eval.sample_tokens": 8})
+    with run.load_model() as model:
+        single = {model.tokenizer.decode([one]) for one in ids}
+    written = {one["text"].removeprefix(one["prompt"]) for one in run.metrics("sample")}
+    assert written
+    assert written <= single
+
+
 def test_documents_begin_with_bos_if_the_tokenizer_puts_it_there(
     folder: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import pickle
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import trainer
-from common.errors import CheckpointError, ConfigError, PreparedDataError
+from common.errors import CheckpointError, ConfigError, PreparedDataError, StorageError
+from common.settings.load import load_values
 from tests.support.published import write_published
 from tests.support.runs import ROOT
+from trainer import library
+from trainer.config import TrainConfig
 from trainer.runs.saved_run import SavedRun
 
 SMALL = {
@@ -85,8 +95,19 @@ def test_rows_are_a_dataset_with_pieces_and_masks(data: Path) -> None:
     assert batch["tokens"].shape == (3, 32)
     assert batch["pieces"].tolist() == [len(rows[number]["lengths"]) for number in range(3)]
     assert batch["lengths"].tolist() == [length for number in range(3) for length in rows[number]["lengths"].tolist()]
-    with pytest.raises(IndexError):
-        rows[len(rows)]
+    for number in (len(rows), -len(rows) - 1):
+        with pytest.raises(IndexError, match="of "):
+            rows[number]
+
+
+def test_rows_go_to_another_process_after_a_shard_was_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    rows = trainer.open_rows(data.name)
+    last = rows[-1]["tokens"]
+    monkeypatch.chdir("/")
+    sent = pickle.loads(pickle.dumps(rows))
+    assert not sent._rows._open  # the descriptor of an open shard means another file there
+    assert torch.equal(sent[len(rows) - 1]["tokens"], last)
 
 
 def test_the_mask_leaves_out_prompts(tmp_path: Path) -> None:
@@ -123,17 +144,90 @@ def test_a_model_goes_out_and_comes_back(folder: Path, run: trainer.Run) -> None
     assert published.record.status == "imported"
 
 
-def test_errors_are_those_of_the_commands(folder: Path, data: Path) -> None:
-    with pytest.raises(ConfigError, match="width"):
-        trainer.train(data, folder / "wrong", **{"model.widht": 3})
-    with pytest.raises(ConfigError, match="lr"):
-        trainer.train(data, folder / "wrong", optim={"lr": "fast"})
+WRONG: dict[str, dict[str, Any]] = {
+    "model.width": {"model.widht": 3},
+    "lr = 'fast'": {"optim": {"lr": "fast"}},
+    "model: .*dictionary": {"model": 3},
+    r"limits.steps = \[1, 2\]": {"limits.steps": [1, 2]},
+    "limits.steps = 'true'": {"limits.steps": True},
+    "given twice": {"model": {"layers": 2}, "model.layers": 3},
+    "UTF-8": {"eval.prompt": "\ud800"},
+    "init = 5: .*path": {"init": 5},
+    "recipe = 5": {"recipe": 5},
+    "help is not a setting": {"help": True},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_setting_is_named(message: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer.train(data, tmp_path / "wrong", **WRONG[message])
+
+
+def test_values_of_programs_are_those_of_the_command_line() -> None:
+    values = {"data": Path("d"), "run": "r", "limits": {"steps": np.int64(3)}, "optim.lr": torch.tensor(0.5)}
+    config = load_values(TrainConfig, values | {"eval.prompts": ["--x", "none"], "resume.allow_changes": "optim.lr", "seed": "7"})
+    assert (config.data, config.limits.steps, config.optim.lr, config.seed) == (Path("d"), 3, 0.5, 7)
+    assert (config.eval.prompts, config.resume.allow_changes) == (("--x", "none"), ("optim.lr",))
+
+
+def test_errors_are_those_of_the_commands(folder: Path, data: Path, run: trainer.Run) -> None:
     with pytest.raises(CheckpointError, match=r"no run|not a run|missing"):
         trainer.open_run(folder / "nothing")
     with pytest.raises(PreparedDataError):
         trainer.open_rows(folder / "nothing")
+    with pytest.raises(StorageError, match="this is a file"):
+        trainer.train(data, folder / "text" / "0.txt", **SMALL)
+    calls: list[Any] = [trainer.open_run, trainer.open_rows, lambda path: trainer.export(path, folder / "x")]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"path = None|data = None|RUN = None"):
+            call(None)
+    with pytest.raises(ConfigError, match="did you mean eval"):
+        run.metrics("evla")
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = trainer.trian
+
+
+def test_a_model_refuses_prompts_that_are_not_texts_and_work_after_its_end(run: trainer.Run) -> None:
+    model = run.load_model()
+    prompts: list[Any] = [None, b"a", "\ud800"]
+    for prompt in prompts:
+        with pytest.raises(ConfigError, match="prompt"):
+            model.generate(prompt)
+    with pytest.raises(ConfigError, match="list of texts"):
+        model.generate_all("abc")
+    assert model.generate("Text 1", max_tokens=8, stop="e") == model.generate("Text 1", max_tokens=8, stop=["e"])
+    model.close()
+    with pytest.raises(ConfigError, match="is closed"):
+        model.generate("a")
+
+
+def test_a_process_is_as_before_after_a_start_and_a_model(run: trainer.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+    def state() -> tuple[object, ...]:
+        root, generator = logging.getLogger(), torch.get_rng_state().numpy().tobytes()
+        of_torch = torch.get_num_threads(), torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+        return of_torch, generator, root.level, root.handlers[:], dict(os.environ), signal.getsignal(signal.SIGINT), Path.cwd()
+
+    def use() -> None:
+        torch.set_num_threads(2)
+        before = state()
+        trainer.train(None, run)
+        with trainer.open_run(run).load_model() as model:
+            next(model.stream("Text", max_tokens=2), None)
+            after.append((before, state()))
+
+    after: list[tuple[object, object]] = []
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert [one == other for one, other in after] == [True], after
+
+
+def test_a_process_trains_one_run_at_a_time(data: Path, tmp_path: Path) -> None:
+    with library._training, pytest.raises(ConfigError, match="this process trains another run"):
+        trainer.train(data, tmp_path / "run", **SMALL)
 
 
 def test_importing_it_loads_nothing() -> None:

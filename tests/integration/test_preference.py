@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
@@ -135,16 +136,17 @@ def test_a_killed_run_continues_with_the_same_bits(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_one_and_two_ranks_give_the_same_bits(folder: Path, tmp_path: Path) -> None:
-    weights = []
-    for num_ranks in (1, 2):
-        run = tmp_path / str(num_ranks)
-        config = pair_config(
-            folder / "pairs", folder / "trunk", run, reproducibility="elastic", preference={"label_smoothing": 0.1}
-        )
-        assert start_ranks(config, num_ranks).wait(timeout=300) == 0
-        weights.append((record_of(run)["weights"], losses(run), metrics(run, "measures")))
-    assert weights[0] == weights[1]
+@pytest.mark.parametrize("preference", [{"label_smoothing": 0.1}, {"loss": "orpo"}], ids=["dpo", "orpo"])
+def test_one_and_two_ranks_give_the_same_bits_also_in_turn(folder: Path, tmp_path: Path, preference: dict[str, Any]) -> None:
+    found: list[Any] = []
+    for ranks_of_starts in ((1,), (2, 1)):
+        run = tmp_path / str(len(found))
+        config = pair_config(folder / "pairs", folder / "trunk", run, reproducibility="elastic", preference=preference)
+        for num_ranks, steps in zip(ranks_of_starts, (4, 8)[-len(ranks_of_starts) :], strict=True):
+            part = config.model_copy(update={"limits": config.limits.model_copy(update={"steps": steps})})
+            assert start_ranks(part, num_ranks).wait(timeout=300) == 0
+        found.append((record_of(run)["weights"], losses(run), metrics(run, "measures")))
+    assert found[0] == found[1]
 
 
 def test_pairs_are_not_cut_when_they_are_packed_again(folder: Path, tmp_path: Path) -> None:

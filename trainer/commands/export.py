@@ -32,6 +32,11 @@ class ExportOptions(CheckpointOptions):
 
 
 def run(options: ExportOptions) -> None:
+    export(options)
+    print(options.output)
+
+
+def export(options: ExportOptions) -> None:
     from trainer.commands.saved_model import check_is_decoder
     from trainer.interop.export import check_output, write_export
     from trainer.model.saved_decoder import open_decoder
@@ -50,4 +55,3 @@ def run(options: ExportOptions) -> None:
         replace=options.replace,
         exact=not options.inexact_tokenizer,
     )
-    print(options.output)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from trainer.distributed.devices import check_no_gpu_is_hidden
 from trainer.launch.environment import openmp_threads
 from trainer.machine.environment import from_cpuinfo
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _FIRST_FLAGS = (
     "ATEN_CPU_CAPABILITY",
-    "CUBLAS_WORKSPACE_CONFIG",
+    _WORKSPACE,
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
     "NCCL_ALGO",
@@ -57,6 +59,12 @@ _PLAIN_VALUE = re.compile(r"[\w.,:+-]{1,64}")
 """A number, a word or a list of words. Other values of the compiler's settings, such as addresses, do not belong in a record."""
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_SWITCHES: Sequence[tuple[Any, str]] = (
+    (torch.utils.deterministic, "fill_uninitialized_memory"),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cudnn, "allow_tf32"),
+)
 _REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 
 
@@ -66,7 +74,7 @@ def configure_determinism(config: TrainConfig) -> None:
     deterministic = config.reproducibility != "off"
     if deterministic:
         _check_environment(config)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _REPEATABLE_WORKSPACES[0])  # cuBLAS reads it once, with the first handle
+        os.environ.setdefault(_WORKSPACE, _REPEATABLE_WORKSPACES[0])  # cuBLAS reads it once, with the first handle
     # `use_deterministic_algorithms` also sets Inductor, and imports it for that: 1.4 s of CPU where nothing is compiled.
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
     # The default fills every new tensor, which protects only against kernels that read uninitialised memory.
@@ -78,6 +86,22 @@ def configure_determinism(config: TrainConfig) -> None:
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
+
+
+@contextmanager
+def kept_process_settings() -> Iterator[None]:
+    """Restore at the end what `configure_determinism` sets."""
+    workspace, mode = os.environ.get(_WORKSPACE), torch.get_deterministic_debug_mode()
+    threads, switches = torch.get_num_threads(), [getattr(owner, name) for owner, name in _SWITCHES]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(mode)
+        for (owner, name), value in zip(_SWITCHES, switches, strict=True):
+            setattr(owner, name, value)
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
 
 
 def settings_here(config: TrainConfig) -> TrainConfig:
@@ -168,10 +192,10 @@ def seed_micro_batch(seed: int, step: int, number: int, draw: int = 0) -> None:
 
 
 def _check_environment(config: TrainConfig) -> None:
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    workspace = os.environ.get(_WORKSPACE)
     if workspace is not None and workspace not in _REPEATABLE_WORKSPACES:
         raise ConfigError(
-            f"CUBLAS_WORKSPACE_CONFIG = {workspace} lets cuBLAS compute other bits in each run; unset it, set it to "
+            f"{_WORKSPACE} = {workspace} lets cuBLAS compute other bits in each run; unset it, set it to "
             f"{' or '.join(_REPEATABLE_WORKSPACES)}, or use --reproducibility off"
         )
     for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):

@@ -7,6 +7,7 @@ Under `trainer.launch.agent` both signals are blocked when a rank starts, and ag
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,8 +25,14 @@ class StopSignal:
 
 @contextmanager
 def stop_signal() -> Iterator[StopSignal]:
-    """Catch SIGTERM and SIGINT in this context, even if they were blocked. A signal that was blocked is ignored after it."""
+    """Catch SIGTERM and SIGINT in this context, even if they were blocked. A signal that was blocked is ignored after it.
+
+    Only the main thread can catch signals. In other threads nothing changes.
+    """
     request = StopSignal()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
     previous = {number: signal.signal(number, request.note) for number in (signal.SIGTERM, signal.SIGINT)}
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)
     try:

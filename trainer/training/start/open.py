@@ -36,7 +36,7 @@ from trainer.training.start.check import Continued, check
 from trainer.training.start.earlier import is_new_branch
 from trainer.training.start.parts import put_together
 from trainer.training.start.plan import plan_start, with_micro_batch
-from trainer.training.start.record import open_record
+from trainer.training.start.record import open_record, take_over_ends
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun
 from trainer.watchdog.heartbeat import HeartbeatWriter, Timeouts
@@ -130,7 +130,9 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
     extension = load_extension(config.extension)
     with ExitStack() as stack:
         signal = stack.enter_context(stop_signal())
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        hard = before[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an open shard takes two files
         if os.environ.get("LOCAL_RANK", "0") == "0":
             check_start(min(num_gpus(config.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
@@ -155,6 +157,7 @@ def opened_run(config: TrainConfig, *, trust_extension: bool = True) -> Iterator
         stop.end_start_if_asked(config.run, saved_step)
         # Not earlier, because settings that do not fit the checkpoint must leave the files of the run unchanged.
         differences = group.on_main(partial(open_record, plan, continued, restored))
+        take_over_ends(plan)
         run = put_together(stack, plan, continued, restored, stop, heartbeat, clock)
         del restored
         with clock.paused():

@@ -142,6 +142,14 @@ def _place_tokenizer(config: TrainConfig, recorded: Mapping[str, str]) -> None:
     commit_directory(temporary, target)
 
 
+def take_over_ends(plan: StartPlan) -> None:
+    """Let the samples of a run that begins with another run end where its texts end: its folder has the ends of both."""
+    config = plan.context.config
+    if config.init is not None or config.branch.run is not None:
+        own = plan.context.group.on_main(lambda: load_tokenizer(config.run / TOKENIZER, trial=False).usage)
+        plan.data.tokenizer.use_as(own)
+
+
 def _inherited(source: Path, parent: Path) -> dict[str, bytes]:
     """Return the files that differ from those of the data's tokenizer, by name."""
     if not parent.is_dir():

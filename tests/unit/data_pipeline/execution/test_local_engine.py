@@ -1,7 +1,10 @@
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,7 @@ from common.command_line import stop_on_signals
 from common.errors import SourceError, StoppedBySignal, WorkerError
 from data_pipeline.execution import local_engine
 from data_pipeline.execution.local_engine import open_engine
+from tests.support.runs import ROOT
 
 
 def slow_first(number: int) -> int:
@@ -41,6 +45,18 @@ def test_an_error_of_a_task_is_raised_where_its_result_is_taken(num_workers: int
         assert [next(results) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(SourceError, match="number three is bad"):
             next(results)
+
+
+def test_the_workers_do_not_run_the_program_again(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "from data_pipeline.execution.local_engine import open_engine\n"
+        "with open_engine(2) as engine:\n"
+        "    print('once', list(engine.map(abs, range(4))), __file__, __spec__)\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, f"once [0, 1, 2, 3] {script} None\n"), done.stderr
 
 
 def test_a_killed_worker_is_an_error_with_a_remedy() -> None:

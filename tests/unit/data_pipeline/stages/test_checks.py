@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError
+from common.errors import ConfigError, SourceError
 from data_pipeline.config import PrepareConfig
 from data_pipeline.sources.inputs import InputFile, find_inputs
-from data_pipeline.stages.checks import check_settings
+from data_pipeline.stages.checks import check_selected, check_settings
+from data_pipeline.stages.select import SelectResult
 
 
 def inputs_of(folder: Path, *names: str) -> tuple[InputFile, ...]:
@@ -71,3 +72,10 @@ def test_languages_that_are_identified_are_accepted(tmp_path: Path) -> None:
         "balance": {"by": "language", "weights": {"code": 2, "la": 1}},
     }
     check_settings(inputs_of(tmp_path, "web"), PrepareConfig(sources=("web",), **settings))
+
+
+@pytest.mark.parametrize(("reason", "remedy"), [("too-many-tokens", "raise row_length = 64"), ("quality", "loosen the quality")])
+def test_the_remedy_for_lost_documents_is_that_of_their_reason(reason: str, remedy: str) -> None:
+    config = PrepareConfig(sources=["builtin"], output=Path("data"), row_length=64)
+    with pytest.raises(SourceError, match=remedy):
+        check_selected([SelectResult(rejected={reason: 3}, offered={"train": 3, "val": 0})], config)
