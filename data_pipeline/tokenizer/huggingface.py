@@ -200,26 +200,14 @@ def without_dropout(content: bytes, file: Path) -> bytes:
 
 
 def with_added_tokens(content: bytes, beside: Beside) -> bytes:
-    """Return a `tokenizer.json` with the tokens that only the files beside it name, as transformers adds them.
-
-    ValueError: the files give a token two ids, or ids that leave a gap.
-    """
+    """Return a `tokenizer.json` with the tokens that only the files beside it name, as transformers adds them."""
     library = _loaded(content)
     known, end = library.get_vocab(with_added_tokens=True), library.get_vocab_size(with_added_tokens=True)
     special = {token.content for token in library.get_added_tokens_decoder().values() if token.special}
-    for name, number in beside.added.items():
-        if number is not None and known.get(name, number) != number:
-            raise ValueError(f"it gives the token {name[:60]!r} the id {known[name]}, and a file beside it {number}; correct one")
-    given = sorted((number, name) for name, number in beside.added.items() if name not in known and number is not None)
-    missing = [name for _, name in given] + [name for name, one in beside.added.items() if name not in known and one is None]
-    for place, (number, name) in enumerate(given, end):
-        if number != place:
-            raise ValueError(
-                f"a file beside it gives the token {name[:60]!r} the id {number}, but {place} is the next free one; correct it"
-            )
+    missing = beside.missing(known, end)
     unmarked = [name for name, flags in beside.flags.items() if flags.get("special") and name in known and name not in special]
     for name in (*missing, *unmarked):
-        flags = beside.flags.get(name, {})
+        flags = beside.flags_of(name)
         add = library.add_special_tokens if flags.get("special") else library.add_tokens
         add([tokenizers.AddedToken(name, **{"normalized": not flags.get("special"), **flags})])
     return library.to_str().encode() if missing or unmarked else content

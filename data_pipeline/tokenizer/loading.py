@@ -12,6 +12,7 @@ from common.errors import ConfigError, PreparedDataError
 from common.files import UnusableFileError, parse_json, read_input, write_atomic
 from data_pipeline.tokenizer.base import MAX_TOKENIZER_BYTES, ByteTokenizer, CharacterTokenizer, Tokenizer
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer, with_added_tokens, without_dropout
+from data_pipeline.tokenizer.model_file import with_added_pieces
 from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
 from data_pipeline.tokenizer.special import SIBLINGS, LibraryTokenizer, read_siblings
 
@@ -94,15 +95,11 @@ def _open(
                 content = with_added_tokens(without_dropout(content, file), beside)
             tokenizer = HuggingFaceTokenizer(content, chosen, beside.names)
         else:
+            content = content if is_own else with_added_pieces(content, beside)
             tokenizer = SentencePieceTokenizer(content, kind, chosen, beside.names if kind == "sentencepiece" else {})
     if is_own:
         tokenizer.use_as(beside.config)
         return tokenizer
-    if missing := [name for name in beside.added if tokenizer.token_id(name) is None]:
-        raise ValueError(
-            f"a file beside it names the token {missing[0][:60]!r}, which a .model cannot hold; give a tokenizer.json, which "
-            "save_pretrained of transformers writes"
-        )
     if isinstance(tokenizer, HuggingFaceTokenizer):
         tokenizer.adds_bos = tokenizer.library_adds_bos  # the file decides, as in transformers
     else:

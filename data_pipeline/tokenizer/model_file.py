@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from common.files import digest_bytes
+from data_pipeline.tokenizer.special import Beside
 
 PieceKind = Literal["text", "unknown", "control", "symbol", "unused", "byte"]  # symbol: user-defined, found before all others
 
@@ -85,6 +86,21 @@ def with_control_pieces(model: bytes, ids: Set[int]) -> bytes:
     for number in ids:
         message.pieces[number].type = _CONTROL
     return bytes(message.SerializeToString())
+
+
+def with_added_pieces(model: bytes, beside: Beside) -> bytes:
+    """Return the model file with the special tokens that only the files beside it name, as control symbols."""
+    message = _parse(model)
+    missing = beside.missing({piece.piece: number for number, piece in enumerate(message.pieces)}, len(message.pieces))
+    for name in missing:
+        flags = beside.flags_of(name)
+        if not flags.get("special") or any(flags.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
+            raise ValueError(
+                f"a file beside it names the token {name[:60]!r}, which a .model cannot hold, because it is not special or takes "
+                "white space; give a tokenizer.json, which save_pretrained of transformers writes"
+            )
+        message.pieces.add(piece=name, type=_CONTROL)
+    return bytes(message.SerializeToString()) if missing else model
 
 
 def _parse(model: bytes) -> Any:

@@ -125,6 +125,25 @@ class Beside:
     config: Mapping[str, Any]
     """The content of tokenizer_config.json."""
 
+    def flags_of(self, name: str) -> Mapping[str, bool]:
+        """Return the flags of a token that is added. A role makes it special."""
+        return self.flags.get(name, {"special": True} if name in self.names.values() else {})
+
+    def missing(self, known: Mapping[str, int], end: int) -> list[str]:
+        """Return the tokens that a vocabulary lacks, by id. `end`: its next free id. ValueError: two ids for a token, or a gap."""
+        for name, number in self.added.items():
+            if number is not None and known.get(name, number) != number:
+                raise ValueError(
+                    f"it gives the token {name[:60]!r} the id {known[name]}, and a file beside it {number}; correct one"
+                )
+        given = sorted((number, name) for name, number in self.added.items() if name not in known and number is not None)
+        for place, (number, name) in enumerate(given, end):
+            if number != place:
+                raise ValueError(
+                    f"a file beside it gives the token {name[:60]!r} the id {number}, but {place} is the next free one; correct it"
+                )
+        return [name for _, name in given] + [name for name, one in self.added.items() if name not in known and one is None]
+
 
 def read_siblings(files: Mapping[str, bytes]) -> Beside:
     """ValueError: a file is not what its name says."""

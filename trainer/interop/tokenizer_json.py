@@ -75,7 +75,11 @@ def library_of(content: Json) -> tokenizers.Tokenizer:
 def _of_supplied(tokenizer: HuggingFaceTokenizer) -> Json:
     content: Json = json.loads(tokenizer.to_bytes())
     ids = {name: tokenizer.token_id(name) for name in role_names(tokenizer).values()}
-    tokens = [token | ({"special": True} if token["content"] in ids else {}) for token in content.get("added_tokens") or []]
+    # A normalizer that puts a space before a text would also put it before these names, and not find them elsewhere.
+    marks = {"special": True} | ({"normalized": False} if content.get("normalizer") else {})
+    tokens = [
+        token | (marks if token.get("special") or token["content"] in ids else {}) for token in content.get("added_tokens") or []
+    ]
     present = {token["content"] for token in tokens}
     tokens += [_added(number, name, special=True) for name, number in ids.items() if number is not None and name not in present]
     return content | {"added_tokens": tokens}
@@ -213,8 +217,10 @@ def _check_pieces(pieces: Sequence[Piece]) -> None:
 
 
 def _pair_model(pieces: Sequence[Piece]) -> Json:
-    scores = Counter(piece.score for piece in pieces if piece.kind == "text" and len(piece.name) > 1)
-    if scores and max(scores.values()) > 1:
+    """Equal scores of runs of one character, such as the spaces of Llama 2, give the same ids in each order, which is checked."""
+    texts = [piece for piece in pieces if piece.kind == "text" and len(piece.name) > 1]
+    scores = Counter(piece.score for piece in texts)
+    if any(scores[piece.score] > 1 and len(set(piece.name)) > 1 for piece in texts):
         raise ConfigError(
             "two pieces of the SentencePiece model have the same score, so the order of merges is unknown; use another model"
         )

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from common.errors import ConfigError
 from data_pipeline.tokenizer import ByteTokenizer, load_tokenizer, open_supplied, save_tokenizer
+from tests.support.sentence_piece_models import model_with_dummy_prefix
 
 NAMES = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
 
@@ -108,6 +109,49 @@ def test_a_tokenizer_without_libraries_keeps_it_too(tmp_path: Path) -> None:
     assert (loaded.first_ids, loaded.end_ids, loaded.digest) == ([], [3, 70], ByteTokenizer().digest)
     with pytest.raises(ValueError, match="not ids below 260"):
         tokenizer.use_as({"eos_token_ids": [260]})
+
+
+def write_model(folder: Path, **beside: Any) -> Path:
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes(model_with_dummy_prefix(["the quick brown fox"] * 9, 290))
+    for name, content in beside.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_special_tokens_beside_a_sentencepiece_model_belong_to_it(tmp_path: Path) -> None:
+    usual = open_supplied(write_model(tmp_path / "a"), {})
+    config = {"eos_token": "<|im_end|>", "pad_token": "[PAD]", "added_tokens_decoder": {"290": flags("<|im_end|>")}}
+    added = {"<|im_end|>": 290, "[PAD]": 291}
+    tokenizer = open_supplied(write_model(tmp_path / "b", tokenizer_config=config, added_tokens=added), {})
+    assert (tokenizer.vocab_size, tokenizer.eos_id, tokenizer.pad_id) == (292, 290, 291)
+    text = "the <|im_end|> fox [PAD]"
+    assert tokenizer.encode(text) == usual.encode(text)  # their names in a text are text
+    assert tokenizer.decode([*tokenizer.encode(text), 290, 291]) == text
+    assert {"<|im_end|>", "[PAD]"} <= {token.name for token in tokenizer.named_tokens}
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").digest == tokenizer.digest != usual.digest
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ({"added_tokens": {"hello": 290}}, "'hello', which a .model cannot hold"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"290": flags("<|a|>", rstrip=True)}}}, "which a .model cannot hold"),
+        ({"added_tokens": {"<|a|>": 300}}, "290 is the next free one"),
+    ],
+)
+def test_tokens_beside_a_sentencepiece_model_that_it_cannot_hold_are_refused(
+    tmp_path: Path, beside: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_supplied(write_model(tmp_path / "a", **beside), {})
+
+
+def test_a_pad_token_that_is_added_is_no_part_of_a_text(tmp_path: Path) -> None:
+    tokenizer = open_supplied(write(tmp_path / "a", config={"pad_token": "[PAD]"}, added_tokens={"[PAD]": 259}), {})
+    assert tokenizer.pad_id == 259
+    assert 259 not in tokenizer.encode("a[PAD]b")
 
 
 @pytest.mark.parametrize("dropout", [0.003, 0.1])

@@ -12,12 +12,14 @@ import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 
 from common.errors import ConfigError
 from data_pipeline.tokenizer import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from tests.support.exported import KINDS, SAMPLE, tokenizer_of
+from tests.support.sentence_piece_models import model_with_dummy_prefix
 from trainer.inference.text_model import TextModel
-from trainer.interop.tokenizer_json import ODD_TEXTS, library_of, role_names, tokenizer_json
+from trainer.interop.tokenizer_json import ODD_TEXTS, check_tokenizer, library_of, role_names, tokenizer_json
 
 Pair = tuple[Tokenizer, tokenizers.Tokenizer]
 
@@ -149,3 +151,37 @@ def test_special_tokens_that_a_supplied_file_does_not_mark_are_marked() -> None:
         assert (
             exported.decode([tokenizer.bos_id, *ids, tokenizer.pad_id], skip_special_tokens=True) == tokenizer.decode(ids) == text
         )
+
+
+def test_names_of_special_tokens_are_found_wherever_they_are_although_a_normalizer_puts_a_space_before_a_text() -> None:
+    """As in early files of Llama, whose tokens are normalized."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({"<unk>": 0, "</s>": 1, "\u2581": 2, "a": 3}, [], unk_token="<unk>"))
+    library.normalizer = tokenizers.normalizers.Prepend("\u2581")
+    library.add_special_tokens([tokenizers.AddedToken("</s>", normalized=True)])
+    tokenizer = HuggingFaceTokenizer(library.to_str().encode())
+    exported = library_of(tokenizer_json(tokenizer))
+    exported.encode_special_tokens = False
+    assert exported.encode("a</s>a", add_special_tokens=False).ids == [2, 3, 1, 2, 3]
+    assert library.encode("a</s>a", add_special_tokens=False).ids != [2, 3, 1, 2, 3]
+
+
+def with_scores(model: bytes, score: float, is_changed: Callable[[str], bool]) -> bytes:
+    message = vars(sentencepiece_model_pb2)["ModelProto"].FromString(model)  # made when the module is imported
+    for piece in message.pieces:
+        if piece.type == 1 and len(piece.piece) > 1 and is_changed(piece.piece):
+            piece.score = score
+    return bytes(message.SerializeToString())
+
+
+def test_runs_of_spaces_of_equal_score_are_exported_exactly() -> None:
+    """As in the models of Llama 2 and Mistral."""
+    model = model_with_dummy_prefix(SAMPLE, 400)
+    tokenizer = SentencePieceTokenizer(with_scores(model, -1e9, lambda name: not name.strip("\u2581")), "sentencepiece")
+    exported = library_of(tokenizer_json(tokenizer))
+    check_tokenizer(tokenizer, exported, exact=True)
+    assert [exported.encode("x" + " " * n + "y").ids[1:] for n in range(40)] == [
+        tokenizer.encode("x" + " " * n + "y") for n in range(40)
+    ]
+    other = SentencePieceTokenizer(with_scores(model, -1e9, lambda name: True), "sentencepiece")
+    with pytest.raises(ConfigError, match="same score"):
+        tokenizer_json(other)
