@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,11 +48,14 @@ _FIRST_PRIVATE = 0xF0000  # private characters, of which a conversation rarely c
 _ENDED_BY_THE_TEMPLATE = (0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
 _JSON_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+')
 _USER, _ANSWER = "How are you?", "I am well."
-_USUAL = ChatConfig()
 _PARTS_OF_FUNCTIONS = ("name", "arguments", "description", "parameters")
 _MOST_TRIES = 20  # of a field that a template has never used; afterwards it is counted unseen
 _NEEDED = ("content", "tool_calls", "tools", "documents")
 """Fields without which a conversation says something else. The loss of others, such as reasoning and ids, is counted."""
+
+
+def _needs_date(source: str) -> bool:
+    return re.search(r"\bstrftime_now\s*\(", source) is not None and not re.search(r"\bstrftime_now\s+is\b", source)
 
 
 class _Field(NamedTuple):
@@ -90,14 +94,18 @@ class Rendered:
 
 
 class ChatRenderer(ProgramOnDemand):
-    """Renders conversations. Its process starts with the first one, in about 0.1 s, and ends with `close`."""
+    """Renders conversations. Its process starts with the first one, in about 0.1 s, and ends with `close`.
 
-    def __init__(self, template: ChatTemplate, chat: ChatConfig = _USUAL) -> None:
+    Without `chat`, for conversations that become no data, a template that cannot do without the date gets today's.
+    """
+
+    def __init__(self, template: ChatTemplate, chat: ChatConfig | None = None) -> None:
         limits = {"seconds": _SECONDS, "memory_bytes": _MEMORY_BYTES}
-        setup = {"template": template.source, "variables": dict(template.variables), **limits}
+        today = {"strftime_now": date.today().isoformat()} if chat is None and _needs_date(template.source) else {}
+        setup = {"template": template.source, "variables": {**template.variables, **today}, **limits}
         super().__init__(_CHILD, _SILENCE_S, _message(setup))
         self._template = template
-        self._chat = chat
+        self._chat = chat or ChatConfig()
         self.unused: Counter[str] = Counter()
         """Conversations by the fields that the template leaves out."""
         self._used: set[_Field] = set()

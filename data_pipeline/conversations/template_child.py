@@ -2,8 +2,9 @@
 
 A template may come from a stranger, and Jinja's sandbox stops no endless loops or huge texts. So each conversation has limits.
 
-The template gets what transformers gives it, without `strftime_now`: a date would make data differ from day to day. A block
-`{% generation %}` puts a mark before and after its text, from which the parent learns which text is the answer.
+The template gets what transformers gives it. `strftime_now` writes the day that is given under this name, if any, because data
+must not differ from day to day. A block `{% generation %}` puts a mark before and after its text, from which the parent learns
+which text is the answer.
 
 Messages in both directions are a 64-bit length, little-endian, and a JSON object of that length. The first message has
 `template`, `variables`, `seconds` and `memory_bytes`. Each later one has `messages`, `arguments` of the template, `marks` (two
@@ -25,6 +26,7 @@ import resource
 import struct
 import sys
 from bisect import bisect_left
+from datetime import date
 from itertools import pairwise
 from typing import Any
 
@@ -96,7 +98,10 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
     usual = {"tools": None, "documents": None} | variables
 
     def render(number: int, *, prompt: bool = False, shown: list[Any] = messages, given: dict[str, Any] = arguments) -> str:
-        return str(template.render(usual | given | {"messages": shown[:number], "add_generation_prompt": prompt, "_marks": marks}))
+        values = usual | given | {"messages": shown[:number], "add_generation_prompt": prompt, "_marks": marks}
+        if (day := values.get("strftime_now")) is not None:
+            values["strftime_now"] = lambda form: date.fromisoformat(day).strftime(form)
+        return str(template.render(values))
 
     if not trained:
         text = render(len(messages), prompt=True)
@@ -263,7 +268,10 @@ def _raise(message: str) -> None:
 def _shown(error: object) -> str:
     text = " ".join(str(error).split())
     if "'strftime_now' is undefined" in text:
-        return "the template asks for the date, which would make the data differ from day to day; remove the date from it"
+        return (
+            "the template asks for the date, which would make the data differ from day to day; give it a day, such as "
+            "--chat.arguments strftime_now=2026-01-31"
+        )
     name = f"{type(error).__name__}: " if isinstance(error, Exception) else ""
     return f"{name}{text}"[:_SHOWN_CHARS]
 

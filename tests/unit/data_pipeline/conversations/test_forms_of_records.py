@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import date
 from typing import Any
 
 import pytest
@@ -345,6 +346,28 @@ def test_settings_and_records_give_the_template_values() -> None:
         assert text_and_answers(renderer_, {"messages": [ASK, SAY]})[0].startswith("short<")
         own = {"messages": [ASK, SAY], "chat_template_kwargs": {"style": "long"}}
         assert text_and_answers(renderer_, own)[0].startswith("long<")
+
+
+def test_the_date_of_a_template_is_the_day_that_is_given() -> None:
+    source = "{{ strftime_now('%d %b %Y') }}" + SIMPLE
+    with renderer(source, arguments=("strftime_now=2026-01-31",)) as dated, renderer(source) as undated:
+        assert text_and_answers(dated, {"messages": [ASK, SAY]})[0].startswith("31 Jan 2026<")
+        own = {"messages": [ASK, SAY], "chat_template_kwargs": {"strftime_now": "2025-12-01"}}
+        assert text_and_answers(dated, own)[0].startswith("01 Dec 2025<")
+        [found] = documents(undated, {"messages": [ASK, SAY]})
+        assert isinstance(found, Rejection)
+        assert "give it a day, such as --chat.arguments strftime_now=2026-01-31" in found.detail
+        [found] = documents(undated, own | {"chat_template_kwargs": {"strftime_now": "today"}})
+        assert isinstance(found, Rejection)
+        assert "'today'" in found.detail
+
+
+def test_only_a_template_that_cannot_do_without_the_date_gets_that_of_today() -> None:
+    with ChatRenderer(ChatTemplate.of("{{ strftime_now('%Y-%m-%d') }}" + SIMPLE, BYTES)) as renderer_:
+        assert date.fromisoformat(renderer_.conversation([ASK, SAY]).text[:10]) <= date.today()
+    source = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}" + SIMPLE
+    with ChatRenderer(ChatTemplate.of(source, BYTES)) as renderer_:
+        assert renderer_.conversation([ASK, SAY]).text.startswith("2024<")
 
 
 def test_text_beside_a_call_that_a_template_leaves_out_is_noticed() -> None:

@@ -220,7 +220,6 @@ def refusal(source: str, messages: list[Message] | None = None, tokenizer: Token
             "the prompt of an answer ends",
         ),
         ("{{ raise_exception('no <b>') }}", "the template refuses the conversation: no <b>"),
-        ("{{ strftime_now('%d') }}", "asks for the date"),
         ("{% for m in messages %}", "TemplateSyntaxError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),

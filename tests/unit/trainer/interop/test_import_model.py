@@ -209,9 +209,12 @@ def test_a_chat_template_that_no_conversation_can_use_is_left_out_with_the_reaso
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = write_published(tmp_path / "published")
-    (directory / "chat_template.jinja").write_text("{{ strftime_now('%d') }}")
+    (directory / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     run(ImportOptions(directory=directory, output=tmp_path / "run"))
-    assert "chat template   left out: the chat template cannot be used: the template asks for the date" in capsys.readouterr().out
+    assert (
+        "chat template   left out: the chat template cannot be used: the template refuses the conversation: no"
+        in capsys.readouterr().out
+    )
     assert not (tmp_path / "run" / "tokenizer" / "chat_template.jinja").exists()
 
 
