@@ -126,7 +126,7 @@ def export(run: AnyPath, output: AnyPath, *, checkpoint: str | int = "latest", *
 
 
 class Run:
-    """A run on the disk, which may still be training: `metrics`, `samples` and `checkpoints` are read anew each time.
+    """A run on the disk. It may still be training, so `metrics`, `samples` and `checkpoints` are read anew each time.
 
     It is a path for all functions that take one.
     """
