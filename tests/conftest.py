@@ -11,19 +11,23 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.claims import RECORDS, Record, Tally, machine, opened_tally, today, write_record
 from tests.support.faults import first_seed, is_full
 from tests.support.tiers import is_long
 
-settings.register_profile("untimed", deadline=None)  # no test depends on the speed of the machine
+# No test depends on the speed of the machine.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+_DAY = "TESTS_DAY"
+"""Environment variable with the number of the day on which pytest was started: its workers must choose the same tests."""
 _TALLY = pytest.StashKey[Tally]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault(_DAY, str(date.today().toordinal()))
     if not torch.cuda.is_available():  # also on a machine with GPUs, where commands would otherwise refuse the CPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     config.addinivalue_line(
@@ -49,7 +53,7 @@ def _other_variants(items: list[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         if item.get_closest_marker("long") and (mark := item.get_closest_marker("broken")):
             rows[mark.args[0]].append(item)
-    day = date.today().toordinal()
+    day = int(os.environ[_DAY])
     return {item for variants in rows.values() for item in variants if item is not variants[day % len(variants)]}
 
 

@@ -85,11 +85,9 @@ def test_tensorboard_is_published_on_loopback_alone(whole: Services) -> None:
 
 def test_a_second_up_neither_prepares_nor_trains_again(whole: Services) -> None:
     before = files_on_the_volume(whole)
-    started = time.monotonic()
     whole.compose("up", "--detach")
-    assert whole.wait("train", timeout_s=60) == 0
+    assert whole.wait("train") == 0
     assert whole.inspect("data-prep")["State"]["ExitCode"] == 0
-    assert time.monotonic() - started < 60
     after = files_on_the_volume(whole)
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     assert not {path for path in changed if "/data/" in path or "/checkpoints/" in path or path.endswith("metrics.jsonl")}

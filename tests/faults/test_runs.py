@@ -15,10 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,10 +41,12 @@ from tests.support.faults import count, first_seed, is_full, seeds
 from tests.support.prepared import write_prepared
 from tests.support.ranks import run_ranks
 from tests.support.runs import ROOT, arguments, losses, metrics, tiny_config, wait_for_step
+from tests.support.two_ranks import process_fields, seconds_until
 from trainer.checkpoint.async_saver import AsyncSaver
 from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
-from trainer.distributed.group import Group
+from trainer.distributed.group import TEARDOWN_DELAY_S, Group
+from trainer.distributed.network import STORE_VARIABLE
 from trainer.extensions.hooks import Extension
 from trainer.loop import train
 from trainer.runs.layout import LEDGER
@@ -111,19 +115,14 @@ def test_a_file_system_that_is_too_small_is_noticed_before_the_first_step(data: 
 # Rows 12 and 30 need several ranks
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
-def trained_as_rank(group: Group, port: int, config: TrainConfig) -> str:
-    """Return the result of `train` on a rank as torchrun would start it, or the error with which it ends."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def trained_as_rank(group: Group, config: TrainConfig) -> str:
+    """Return the result of `train` on a rank as the launcher would start it, or the error with which it ends."""
+    stores = [""] * group.world_size
+    dist.all_gather_object(stores, tempfile.mkdtemp(dir=config.run.parent))
+    time.sleep(TEARDOWN_DELAY_S)  # the first rank must not leave the group while another one still joins it
+    dist.destroy_process_group()
     names = {"RANK": group.rank, "LOCAL_RANK": group.rank, "WORLD_SIZE": group.world_size, "LOCAL_WORLD_SIZE": group.world_size}
-    os.environ |= {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {name: str(value) for name, value in names.items()} | {STORE_VARIABLE: stores[0]}
     try:
         return train(config)
     except Exception as error:
@@ -138,11 +137,12 @@ DEATHS: dict[str, Callable[[], BaseException]] = {
 }
 
 
-def whose_save_dies(group: Group, port: int, config: TrainConfig, death: str, step: int, *, unseen: bool) -> tuple[str, int]:
+def whose_save_dies(group: Group, config: TrainConfig, death: str, step: int, *, unseen: bool) -> tuple[str, int]:
     """Return how training ends if the saving thread dies at a step, and the number of steps reported after that."""
     reported: list[int] = []
     died_after: list[int] = []
-    save, notify = CheckpointStore.save, Extension.notify
+    save, submit, notify = CheckpointStore.save, AsyncSaver.submit, Extension.notify
+    last: Future[object] = Future()
 
     def dying(store: CheckpointStore, checkpoint: Checkpoint) -> Path:
         if checkpoint.step == step:
@@ -150,24 +150,31 @@ def whose_save_dies(group: Group, port: int, config: TrainConfig, death: str, st
             raise DEATHS[death]()
         return save(store, checkpoint)
 
+    def submitted(saver: AsyncSaver, checkpoint: Checkpoint) -> None:
+        nonlocal last
+        submit(saver, checkpoint)
+        assert saver._running is not None
+        _, last = saver._running
+
     def counted(extension: Extension, name: str, run: Any, *arguments: Any) -> Any:
         logged = notify(extension, name, run, *arguments)
         if name == "on_step_end":
             reported.append(arguments[0].step)
-            time.sleep(0.02)  # here a step takes less time than a thread needs to die
+            if died_after:  # a step of this model takes less time than a thread needs to die
+                wait([last])
         return logged
 
-    CheckpointStore.save, Extension.notify = dying, counted  # type: ignore[method-assign]
+    CheckpointStore.save, AsyncSaver.submit, Extension.notify = dying, submitted, counted  # type: ignore[method-assign]
     if unseen:
         AsyncSaver.failed = False  # type: ignore[assignment,method-assign]
-    ended = trained_as_rank(group, port, config)
+    ended = trained_as_rank(group, config)
     return ended, len(reported) - (died_after[0] if died_after else step)
 
 
 def ranks_whose_save_dies(config: TrainConfig, seed: int, *, unseen: bool = False) -> list[tuple[str, int]]:
     draw = random.Random(seed)
     death, step = draw.choice(sorted(DEATHS)), draw.choice((4, 8))
-    return run_ranks(partial(whose_save_dies, unseen=unseen), 2, free_port(), config, death, step)
+    return run_ranks(partial(whose_save_dies, unseen=unseen), 2, config, death, step)
 
 
 def unwatched(data: Path, run: Path, **changes: Any) -> TrainConfig:
@@ -188,8 +195,7 @@ def test_a_saving_thread_that_dies_is_told_on_all_ranks_by_the_next_step(data: P
 
 @pytest.mark.broken("12", "nobody asks whether a save has failed")
 def test_a_death_that_nobody_asks_for_is_found_too_late(data: Path, tmp_path: Path) -> None:
-    # With seed 0 the save of step 8 dies. The next save, which finds that, comes eight steps later. This is enough time for a slow
-    # thread.
+    # With seed 0 the save of step 8 dies. The next save, which finds that, comes eight steps later.
     config = unwatched(data, tmp_path / "run", checkpoint={"every_steps": 8, "keep_last": 20})
     (_, steps), _ = ranks_whose_save_dies(config, 0, unseen=True)
     assert steps > 2
@@ -233,7 +239,7 @@ def save_two_steps_late(patch: Patch) -> None:
         while made.acquire(blocking=False):
             pass
         for _ in range(2):
-            made.acquire(timeout=0.3)  # after the last step there is no further one
+            made.acquire(timeout=2)  # after the last step there is no further one
         return save(store, checkpoint)
 
     def counted(extension: Extension, name: str, run: Any, *arguments: Any) -> Any:
@@ -270,7 +276,7 @@ def test_a_second_trainer_names_the_first_and_writes_nothing(data: Path, tmp_pat
     with subprocess.Popen([sys.executable, "-m", "trainer", "train", *arguments(config)], cwd=ROOT) as first:
         wait_for_step(config.run, 3)
         first.send_signal(signal.SIGSTOP)
-        time.sleep(0.2)
+        seconds_until(lambda: process_fields(first.pid)[0] == "T", 60)
         before = tree_of(config.run)
         try:
             for _ in seeds(2, 100):
@@ -294,7 +300,7 @@ def test_of_trainers_that_start_at_one_moment_one_goes_on_and_the_others_name_it
             together.wait()  # noqa: B023 - the threads end in this turn
             try:
                 with locked_run(run):
-                    assert all_refused.wait(10)  # noqa: B023
+                    assert all_refused.wait(60)  # noqa: B023
             except ConfigError as error:
                 refusals.append(str(error))  # noqa: B023
                 if len(refusals) == num_trainers - 1:  # noqa: B023
@@ -536,11 +542,11 @@ def test_another_number_of_ranks_is_refused_and_with_the_override_sees_the_same_
     """For equal bits under `elastic` see tests/integration/test_elastic.py."""
     run = tmp_path / "run"
     shutil.copytree(begun.run, run)
-    ended, beside = run_ranks(trained_as_rank, 2, free_port(), unwatched(data, run))
+    ended, beside = run_ranks(trained_as_rank, 2, unwatched(data, run))
     assert ended.startswith(f"ConfigError {int(ExitCode.CONFIG)}: ")
     assert "--resume.allow_changes world_size" in ended
     assert beside.split()[1] == ended.split()[1]
-    ended, _ = run_ranks(trained_as_rank, 2, free_port(), unwatched(data, run, resume={"allow_changes": ["world_size"]}))
+    ended, _ = run_ranks(trained_as_rank, 2, unwatched(data, run, resume={"allow_changes": ["world_size"]}))
     assert ended.endswith("steps 20")
     assert rows_by_step(run) == order
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -175,10 +176,10 @@ def test_a_contestant_is_ended_with_all_it_started_at_its_limit_or_at_the_line_t
 
 
 def test_busy_loops_end_with_the_comparison() -> None:
-    before = len(tree(1))
+    before = tree(os.getpid()).keys()
     with busy(2, limit_s=60.0):
-        pass
-    assert len(tree(1)) <= before + 1
+        assert len(tree(os.getpid()).keys() - before) == 2
+    assert tree(os.getpid()).keys() <= before
 
 
 def test_this_project_and_nanogpt_train_on_as_many_weights_for_as_many_steps(bench: Bench, tmp_path: Path) -> None:

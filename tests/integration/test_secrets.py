@@ -15,7 +15,7 @@ import fsspec
 import pytest
 from fsspec.implementations.cached import CachingFileSystem, SimpleCacheFileSystem, WholeFileCacheFileSystem
 from fsspec.registry import _registry
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.command_line import run_command as end_of
@@ -77,7 +77,7 @@ environments = st.dictionaries(
 )
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(
     secret_urls(protocols=("s3", "gs", "hf", "http", "https")),
     environments,

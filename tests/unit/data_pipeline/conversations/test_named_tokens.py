@@ -59,7 +59,7 @@ def assert_equal_ids(found: Tokenizer, texts: Sequence[str]) -> None:
         assert ids == found.encode(text, add_special_tokens=False).ids, text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.tuples(*(st.tuples(st.just(name), flags) for name in NAMES)), flags, st.lists(texts, min_size=5, max_size=20))
 def test_the_ids_are_those_of_the_library(
     names: tuple[tuple[str, dict[str, bool]], ...], ordinary: dict[str, bool], texts: list[str]

@@ -418,7 +418,7 @@ def test_training_goes_on_while_a_save_runs_and_the_next_save_waits_for_it() -> 
 
     def save(one: Checkpoint) -> None:
         order.append(f"begin {one.step}")
-        assert go.wait(10)
+        assert go.wait(60)
         order.append(f"end {one.step}")
 
     saver = AsyncSaver(save)

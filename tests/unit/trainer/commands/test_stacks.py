@@ -72,7 +72,7 @@ def process(code: str, *arguments: object, before: Sequence[str] = ()) -> Iterat
     finally:
         started.send_signal(signal.SIGCONT)
         try:
-            started.wait(20)
+            started.wait(60)
         except subprocess.TimeoutExpired:
             started.kill()
             started.wait()
@@ -138,7 +138,7 @@ def test_a_rank_that_executes_no_python_shows_its_stacks_too(tmp_path: Path, mon
     monkeypatch.setattr(watch, "_STACKS_S", 1.0)
     with process(stuck, tmp_path, 0, "on") as rank:
         # the first request may come before the rank is in C code
-        seconds_until(lambda: " in wait_for_the_test\n" in show_stacks(tmp_path), 30)
+        seconds_until(lambda: " in wait_for_the_test\n" in show_stacks(tmp_path), 60)
         assert rank.poll() is None
         rank.kill()
 

@@ -362,7 +362,7 @@ def test_no_more_is_read_ahead_than_the_depth(depth: int) -> None:
     ) as batches:
         for _ in range(10):
             next(batches)
-        assert enough.wait(10)
+        assert enough.wait(60)
         assert not too_much.wait(0.2)
     assert not loader_threads()
 
@@ -484,7 +484,7 @@ def test_several_readers_read_at_the_same_time_and_no_more_than_the_depth() -> N
 
     def meet(_: int) -> None:
         if not have_met.is_set():
-            together.wait(10)  # raises an error if one reader waits alone
+            together.wait(60)  # raises an error if one reader waits alone
             have_met.set()
 
     _, rows = numbered(64, meet)
@@ -518,7 +518,7 @@ def test_a_batch_before_a_failed_one_is_read_even_if_its_reader_is_late(monkeypa
     class Late(threading.Event):
         def is_set(self) -> bool:
             if not has_failed.is_set() and threading.current_thread().name == "loader_0":
-                has_failed.wait(2)
+                has_failed.wait(60)
                 time.sleep(0.05)  # the other reader notes its failure
             return super().is_set()
 

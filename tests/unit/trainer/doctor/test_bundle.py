@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError, StorageError
@@ -201,7 +201,7 @@ def archive_of(folder: Path, canary: str) -> dict[str, str]:
 
 
 @given(secret=secrets, form=st.sampled_from(FORMS))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_no_planted_secret_text_or_name_is_in_the_archive(secret: str, form: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         files = archive_of(Path(name), form.format(secret))

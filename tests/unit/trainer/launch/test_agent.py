@@ -31,7 +31,7 @@ def test_the_wait_lasts_until_the_other_process_closes_the_connection_and_resets
             connection.close()
         again, _ = store.accept()
         again.close()  # in order, while a successor still listens
-        waiting.join(10)
+        waiting.join(60)
         assert not waiting.is_alive()
 
 
