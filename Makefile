@@ -42,6 +42,9 @@ TESTS = .venv/bin/python -m pytest --maxprocesses 4 --dist loadfile --no-loadsco
 # they have a worker more than there are cores.
 LONG = tests/browser tests/faults tests/integration $$(grep -rlw --include='test_*.py' 'mark\.long' tests)
 
+# Tests start Python thousands of times. Without files of bytecode each start compiles its modules.
+test test-all test-optional: export PYTHONDONTWRITEBYTECODE =
+
 test: .venv/dev ## unit tests and one test of each promise, ten minutes on two cores (ARGS=tests/unit: only some)
 	@$(TESTS) -n logical -m 'not containers and not optional and not long' $(ARGS)
 
@@ -91,6 +94,9 @@ lock: ## resolve env/requirements*.in again and write all locks
 pins: ## ask for new digests of the base images and new versions of the image's Debian packages, and write both
 	@env/pins
 
-.PHONY: .venv/dev
+.PHONY: .venv/dev .venv/optional
 .venv/dev:
 	@env/make-venv .venv dev
+
+.venv/optional:
+	@env/make-optional-venv
