@@ -26,6 +26,7 @@ from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.filters.language import kept_by_threshold
 from data_pipeline.sources.formats import IgnoredFiles, count_extension, printable
 from data_pipeline.sources.inputs import Part, Partition
+from data_pipeline.sources.parsers.source_format import chat_fields
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON, RejectedWriter
@@ -170,13 +171,14 @@ def _batches(
     parts: list[Part] = []
     items: list[Document | Rejection] = []
     characters = metadata = 0
+    names = chat_fields(config.records)
     for part in partition.parts:
         for read in read_part(part, config, ignored):
             found = [read]
             if isinstance(read, Document):
                 unread.update(shown_field(name, unread) for name in read.unread)
             if chats and isinstance(read, Document) and read.markup == "chat":
-                found = chats.documents(read, config.limits.max_json_depth)
+                found = chats.documents(read, config.limits.max_json_depth, names)
             for item in found:
                 parts.append(part)
                 items.append(item if isinstance(item, Document) else replace(item, data=b""))
