@@ -197,6 +197,12 @@ class ChatRenderer(ProgramOnDemand):
             raise ConfigError("the chat template marks no end of an answer; use a template that ends each answer with a token")
         return end, False
 
+    def added_to_prompts(self) -> str:
+        """Return what the template writes before an answer that is to come, and not before one that is there."""
+        messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ANSWER}]
+        answered, prompt = self.conversation(messages), self.prompt(messages[:1]).text
+        return prompt[answered.parts[0] :]
+
     def _rendered(self, conversation: Conversation, probes: Sequence[Sequence[Any]] = ()) -> tuple[list[Rendered], set[int]]:
         """Return the examples, and the places of the probes whose values the template does not use."""
         content = json.dumps([conversation.messages, dict(conversation.arguments)], ensure_ascii=False)

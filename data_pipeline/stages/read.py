@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -37,6 +38,12 @@ def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
     if chat is not None:
         with ChatRenderer(chat) as chats:
             chats.end_of_turn()
+            if added := chats.added_to_prompts():
+                logger.warning(
+                    "the chat template ends a prompt with %r, which its text of an answer may lack; a model that has not seen it "
+                    "before an answer may go on badly in a conversation",
+                    added,
+                )
     tasks = [job.task(ReadTask, number, partition=partition, chat=chat) for number, partition in enumerate(job.partitions)]
     return job.run("read", read_partition, tasks, [partition.bytes for partition in job.partitions], ReadResult)
 
@@ -58,6 +65,8 @@ def report_of_reading(read: Sequence[ReadResult], ignored: IgnoredFiles) -> dict
         },
     }
 
+
+logger = logging.getLogger(__name__)
 
 _BATCH_CHARS = 1 << 20  # judged together: enough for vectorized rules, and little memory
 _BATCH_METADATA_CHARS = 1 << 24  # limited separately from the text, because the table's batches hold the metadata, too
