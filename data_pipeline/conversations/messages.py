@@ -3,7 +3,9 @@
 - messages with role and content (OpenAI): content is a text, a list of texts, or null beside tool calls; `weight` or `train` says
   whether an answer has a loss; `function_call` and `functions` of older data become tool calls and tools
 - messages with from and value (ShareGPT): also the roles function_call and observation
-- a prompt and a response, which may be texts or messages, with `input` and `history` as in Alpaca's form
+- turns: texts of user and assistant in turn (LIMA), or objects with the text of both, such as input and output (Capybara)
+- a prompt and a response, which may be texts or messages, with `input` and `history` as in Alpaca's form; beside tools a response
+  may be a list of calls with name and arguments (xLAM)
 - a prompt with a chosen and a rejected answer; without a prompt, both answers begin with it, as messages or as a transcript
 
 A transcript is a text in which each turn begins with `Human:` or `Assistant:` after an empty line, as in Anthropic's data.
@@ -30,6 +32,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("chatgpt", "bing", "bard", "bot", "model", "ai"), "assistant"),
     **dict.fromkeys(("observation", "function", "function_response", "tool_response", "ipython"), "tool"),
 }
+_OF_TURN = _OTHER_NAMES | {name: name for name in ROLES} | {"input": "user", "output": "assistant"}
 _CALL = "function_call"
 _CALL_ROLES = (_CALL, "tool_call")
 _REFUSAL = "refusal"
@@ -63,14 +66,18 @@ class Conversation:
         return replace(self, trained=self.trained[-1:])
 
 
-def read_chat(text: str, max_depth: int) -> list[Conversation]:
-    """Return one conversation, or two for a preference pair, the better one first. `max_depth` holds in texts too."""
+def read_chat(text: str, max_depth: int, names: Mapping[str, str] | None = None) -> list[Conversation]:
+    """Return one conversation, or two for a preference pair, the better one first. `max_depth` holds in texts too.
+
+    `names`: what errors call the fields, if the record has other names for them.
+    """
+    shown = {name: name for name in ("messages", "prompt", "response", "chosen", "rejected")} | dict(names or {})
     try:
         record = _flat(json.loads(text))
         beside = {name: _decoded(record.get(name), f"the field {name}") for name in OF_CONVERSATION if name not in _SYSTEM}
         beside = {name: value for name, value in beside.items() if value and value not in _BLANK}
         beside |= {name: record[name] for name in _SYSTEM if record.get(name)}
-        conversations = _pair(record) if "chosen" in record else [_conversation(record)]
+        conversations = _pair(record, shown) if "chosen" in record else [_conversation(record, shown)]
         found = [_completed(messages, weights, beside) for messages, weights in conversations]
         if not is_deeper([[one.messages, one.arguments] for one in found], max_depth):
             return found
@@ -116,9 +123,9 @@ def _completed(messages: list[Message], weights: Sequence[bool], beside: Mapping
     return Conversation(messages, trained, arguments)
 
 
-def _conversation(record: Mapping[str, Any]) -> _Weighed:
+def _conversation(record: Mapping[str, Any], shown: Mapping[str, str]) -> _Weighed:
     if "messages" in record:
-        messages, weights = _messages(record["messages"], "messages")
+        messages, weights = _messages(_of_turns(record["messages"]), shown["messages"])
         answers = [place for place, message in enumerate(messages) if _is_answer(message)]
         if not answers:
             raise MessagesError(Reason.NO_ANSWER, "no message of the assistant has text, so there is nothing to train on")
@@ -127,15 +134,25 @@ def _conversation(record: Mapping[str, Any]) -> _Weighed:
         return messages, weights
     if str(record.get("label")).lower() in _BAD:
         raise MessagesError(
-            Reason.NO_ANSWER, "its field label says that the response is a bad one; remove the field if it says something else"
+            Reason.NO_ANSWER,
+            "its field label says that the response is a bad one; remove the record, or the field if it says something else",
         )
-    prompt, _ = _messages(_whole_prompt(record["prompt"], record), "prompt", "user")
-    answer, weights = _messages(record["response"], "response", "assistant", may_be_empty=True)
+    prompt, _ = _messages(_whole_prompt(record["prompt"], record), shown["prompt"], "user")
+    response = _calls_of(record) or record["response"]
+    answer, weights = _messages(response, shown["response"], "assistant", may_be_empty=True)
     if not _is_answer(answer[-1]):
-        raise MessagesError(Reason.NO_ANSWER, "the response has no text, so there is nothing to train on")
+        raise MessagesError(Reason.NO_ANSWER, f"{shown['response']} has no text, so there is nothing to train on")
     answer[-1] = {name: _text_of(record[name], f"the field {name}") for name in REASONING if record.get(name)} | answer[-1]
     before, weights_before = _history(record.get("history"))
     return [*before, *prompt, *answer], [*weights_before, *[False] * len(prompt), *weights]
+
+
+def _calls_of(record: Mapping[str, Any]) -> Message | None:
+    """Return the message with the calls in a response, which is a list of them if the record has tools."""
+    calls = _decoded(record["response"], "the response") if record.get("tools") else None
+    if not isinstance(calls, list) or not all(isinstance(one, dict) and {"name", "arguments"} <= one.keys() for one in calls):
+        return None
+    return {"role": "assistant", "content": "", "tool_calls": [_call(one, "the response") for one in calls]}
 
 
 def _whole_prompt(prompt: Any, record: Mapping[str, Any]) -> Any:
@@ -156,14 +173,16 @@ def _history(value: Any) -> _Weighed:
     return messages, [True] * len(messages)
 
 
-def _pair(record: Mapping[str, Any]) -> list[_Weighed]:
-    own = _messages(_whole_prompt(record["prompt"], record), "prompt", "user")[0] if "prompt" in record else []
+def _pair(record: Mapping[str, Any], shown: Mapping[str, str]) -> list[_Weighed]:
+    own = _messages(_whole_prompt(record["prompt"], record), shown["prompt"], "user")[0] if "prompt" in record else []
     prompt = [*_history(record.get("history"))[0], *own]
     answers = []
     for name in ("chosen", "rejected"):
-        answer, weights = _messages(record[name], name, "assistant")
+        answer, weights = _messages(record[name], shown[name], "assistant")
         if not weights[-1]:
-            raise MessagesError(Reason.MESSAGES_MALFORMED, f"the answer of {name} has no weight, and a pair compares both answers")
+            raise MessagesError(
+                Reason.MESSAGES_MALFORMED, f"the answer of {shown[name]} has no weight, and a pair compares both answers"
+            )
         answers.append(answer)
     # Some data sets repeat the prompt in both answers, also behind a system message.
     pair = [answer if _repeats(answer, prompt) else [*prompt, *answer] for answer in answers]
@@ -173,10 +192,10 @@ def _pair(record: Mapping[str, Any]) -> list[_Weighed]:
         )
     for name, conversation in zip(("chosen", "rejected"), pair, strict=True):
         if not _is_answer(conversation[-1]):
-            raise MessagesError(Reason.NO_ANSWER, f"{name} does not end with a message of the assistant that has text")
+            raise MessagesError(Reason.NO_ANSWER, f"{shown[name]} does not end with a message of the assistant that has text")
         if len(conversation) == 1:
             raise MessagesError(
-                Reason.MESSAGES_MALFORMED, f"{name} has no prompt before its answer; name its field in records.prompt_field"
+                Reason.MESSAGES_MALFORMED, f"{shown[name]} has no prompt before its answer; name its field in records.prompt_field"
             )
     chosen, rejected = pair
     if chosen[:-1] != rejected[:-1]:
@@ -267,6 +286,22 @@ def _messages(value: Any, name: str, role: str | None = None, *, may_be_empty: b
     return [message for message, _ in found], [has_loss for _, has_loss in found]
 
 
+def _of_turns(value: Any) -> Any:
+    """Return messages instead of texts of user and assistant in turn, or of objects whose fields are the texts of roles."""
+    if not isinstance(value, list):
+        return value
+    if all(isinstance(one, str) for one in value):
+        return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(value)]
+    if not all(isinstance(one, dict) and len(one) > 1 and one.keys() <= _OF_TURN.keys() for one in value):
+        return value
+    return [
+        {"role": role, "content": text}
+        for one in value
+        for role, text in sorted(((_OF_TURN[name], text) for name, text in one.items()), key=lambda turn: ROLES.index(turn[0]))
+        if text or role == "assistant"
+    ]
+
+
 def _message(value: Any, place: str) -> tuple[Message, bool]:
     """Return a message, and whether it has a loss if it is an answer."""
     if not isinstance(value, dict):
@@ -277,7 +312,10 @@ def _message(value: Any, place: str) -> tuple[Message, bool]:
     role, content = (value.get("from"), value.get("value")) if other else (value.get("role"), value.get("content"))
     if not isinstance(role, str):
         names = ", ".join(map(repr, value))[:_SHOWN_CHARS]
-        raise MessagesError(Reason.MESSAGES_MALFORMED, f"{place} has no role that is a text; its fields are {names}")
+        raise MessagesError(
+            Reason.MESSAGES_MALFORMED,
+            f"{place} has no role that is a text; its fields are {names}, but role and content are needed",
+        )
     used = {"role", "content", *_LOSS_FIELDS, *(("from", "value") if other else ())}
     kept = {name: one for name, one in value.items() if one not in (None, []) and name not in used}
     if role in _CALL_ROLES:

@@ -111,10 +111,13 @@ class ChatRenderer(ProgramOnDemand):
         self._used: set[_Field] = set()
         self._tries: Counter[_Field] = Counter()
 
-    def documents(self, document: Document, max_depth: int) -> list[Document | Rejection]:
-        """Return the text of a record. It is several texts if the template shows earlier answers in another way than the last."""
+    def documents(self, document: Document, max_depth: int, names: Mapping[str, str] | None = None) -> list[Document | Rejection]:
+        """Return the text of a record. It is several texts if the template shows earlier answers in another way than the last.
+
+        `names`: those of its fields in the input.
+        """
         try:
-            found, lost = read_chat(document.text, max_depth), set[str]()
+            found, lost = read_chat(document.text, max_depth, names), set[str]()
             if len(found) == 1:
                 all_rendered = self._examples(found[0] if self._chat.answers == "all" else found[0].only_last(), lost)
             else:
@@ -193,6 +196,12 @@ class ChatRenderer(ProgramOnDemand):
         if not end:
             raise ConfigError("the chat template marks no end of an answer; use a template that ends each answer with a token")
         return end, False
+
+    def added_to_prompts(self) -> str:
+        """Return what the template writes before an answer that is to come, and not before one that is there."""
+        messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ANSWER}]
+        answered, prompt = self.conversation(messages), self.prompt(messages[:1]).text
+        return prompt[answered.parts[0] :]
 
     def _rendered(self, conversation: Conversation, probes: Sequence[Sequence[Any]] = ()) -> tuple[list[Rendered], set[int]]:
         """Return the examples, and the places of the probes whose values the template does not use."""

@@ -113,7 +113,7 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
     elif (spans := _spans_by_turns(render, whole, messages, trained)) is not None:
         examples = [{"text": whole, "spans": spans}]
     else:
-        texts = [(render(number, prompt=True), render(number + 1), messages[number]) for number in trained]
+        texts = [(_before_answer(render, number, messages, marks[0]), render(number + 1), messages[number]) for number in trained]
         if all(whole.startswith(text) for _, text, _ in texts):
             examples = [{"text": whole, "spans": [_span(*one) for one in texts]}]
         else:
@@ -132,6 +132,20 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
             return True
 
     return {"examples": examples, "unused": [place for place, path in enumerate(request["probes"]) if not has_effect(path)]}
+
+
+def _before_answer(render: Any, number: int, messages: list[Any], mark: str) -> str:
+    """Return the text before an answer: its prompt, or the part of it that stands before each answer.
+
+    The prompts of DeepSeek-R1, QwQ and Gemma 4 go on with the beginning of a reasoning, which the text of an answer may not have.
+    """
+    prompt, text = render(number, prompt=True), render(number + 1)
+    if not text.startswith(prompt):
+        before, plain = render(number), [*messages[:number], {"role": "assistant", "content": mark}]
+        header = str(render(number + 1, shown=plain)).partition(mark)[0]
+        if before != header and header.startswith(before) and prompt.startswith(header) and text.startswith(header):
+            return header
+    return str(prompt)
 
 
 def _spans_by_turns(render: Any, whole: str, messages: list[Any], trained: list[int]) -> list[list[int]] | None:

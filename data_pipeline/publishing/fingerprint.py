@@ -19,6 +19,9 @@ PIPELINE_VERSION = 5
 EARLIER_VERSIONS = (4,)
 """Finished data of these is still used, because runs that have begun with it need it. Unfinished work is not."""
 
+_READER_OF_CHATS = 2
+"""Increased when some records of conversations are read in another way. Unfinished work is not continued; finished data is used."""
+
 
 def settings_of(config: PrepareConfig) -> dict[str, Any]:
     """Return the settings that decide the result. A path is replaced by the digest of the file's content."""
@@ -72,4 +75,6 @@ def fingerprint_of(settings: Mapping[str, Any], inputs: Sequence[Mapping[str, An
 
 def key_of_work(fingerprint: str, config: PrepareConfig) -> str:
     """Return a digest that names the work folder. Work that keeps all rejected documents has a separate folder."""
-    return digest_bytes(f"{fingerprint}, all rejects".encode()) if config.keep_rejects == "all" else fingerprint
+    parts = [fingerprint, *([f"chats {_READER_OF_CHATS}"] if config.chat.is_on else [])]
+    parts += ["all rejects"] if config.keep_rejects == "all" else []
+    return digest_bytes(", ".join(parts).encode()) if len(parts) > 1 else fingerprint

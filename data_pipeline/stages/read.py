@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from data_pipeline.filters.judge import JudgedBatch, JudgedDocument, judge_batch
 from data_pipeline.filters.language import kept_by_threshold
 from data_pipeline.sources.formats import IgnoredFiles, count_extension, printable
 from data_pipeline.sources.inputs import Part, Partition
+from data_pipeline.sources.parsers.source_format import chat_fields
 from data_pipeline.sources.readers import read_part
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.reject_samples import SAMPLES_PER_REASON, RejectedWriter
@@ -36,6 +38,12 @@ def read_all(job: Job, chat: ChatTemplate | None = None) -> list[ReadResult]:
     if chat is not None:
         with ChatRenderer(chat) as chats:
             chats.end_of_turn()
+            if added := chats.added_to_prompts():
+                logger.warning(
+                    "the chat template ends a prompt with %r, which its text of an answer may lack; a model that has not seen it "
+                    "before an answer may go on badly in a conversation",
+                    added,
+                )
     tasks = [job.task(ReadTask, number, partition=partition, chat=chat) for number, partition in enumerate(job.partitions)]
     return job.run("read", read_partition, tasks, [partition.bytes for partition in job.partitions], ReadResult)
 
@@ -57,6 +65,8 @@ def report_of_reading(read: Sequence[ReadResult], ignored: IgnoredFiles) -> dict
         },
     }
 
+
+logger = logging.getLogger(__name__)
 
 _BATCH_CHARS = 1 << 20  # judged together: enough for vectorized rules, and little memory
 _BATCH_METADATA_CHARS = 1 << 24  # limited separately from the text, because the table's batches hold the metadata, too
@@ -170,13 +180,14 @@ def _batches(
     parts: list[Part] = []
     items: list[Document | Rejection] = []
     characters = metadata = 0
+    names = chat_fields(config.records)
     for part in partition.parts:
         for read in read_part(part, config, ignored):
             found = [read]
             if isinstance(read, Document):
                 unread.update(shown_field(name, unread) for name in read.unread)
             if chats and isinstance(read, Document) and read.markup == "chat":
-                found = chats.documents(read, config.limits.max_json_depth)
+                found = chats.documents(read, config.limits.max_json_depth, names)
             for item in found:
                 parts.append(part)
                 items.append(item if isinstance(item, Document) else replace(item, data=b""))

@@ -172,15 +172,15 @@ def _chats(
         tokenizer, [texts[place] for place in places], [parts[place] for place in places], [special[place] for place in places]
     )
     config = task.config
-    cut = config.chat.too_long == "truncate" and not config.has_pairs
+    cut = config.chat.too_long == "truncate" and not config.records.has_pairs
     fitted = [chat.fitted(config.row_length, may_cut=cut) for chat in encoded]
-    if config.has_pairs:  # a tokenizer that has no token for an answer leaves a pair that cannot be cut in two
+    if config.records.has_pairs:  # a tokenizer that has no token for an answer leaves a pair that cannot be cut in two
         fitted = [chat if chat is not None and chat.num_answers == 2 else None for chat in fitted]
     num_cut = sum(after is not None and after is not before for before, after in zip(encoded, fitted, strict=True))
     counts = {"documents": len(encoded), "cut": num_cut, "too_long": fitted.count(None)}
     result.chats = add_counts([result.chats, counts])
     found = {place: chat or Reason.TOO_MANY_TOKENS for place, chat in zip(places, fitted, strict=True)}
-    if not config.has_pairs:
+    if not config.records.has_pairs:
         return found
     return {place: chat if isinstance(chat, Reason) or _has_preference(chat) else Reason.EQUAL_IDS for place, chat in found.items()}
 

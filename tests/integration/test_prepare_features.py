@@ -714,6 +714,17 @@ def test_the_form_of_conversations_is_recognised_and_told(tmp_path: Path, name: 
     assert all(one.text.count("Answer.") == 2 for one in found)
 
 
+def test_sources_of_different_forms_are_prepared_together(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "Ask"}, {"role": "assistant", "content": "Say"}]
+    write_records(tmp_path / "a.jsonl", [{"messages": [{"role": "system", "content": f"{n}"}, *turns]} for n in range(20)])
+    write_records(tmp_path / "b.jsonl", [{"instruction": f"Ask {n}", "output": "Say"} for n in range(20)])
+    sources = {name: tmp_path / f"{name}.jsonl" for name in "ab"}
+    prepare_small(tmp_path / "data", sources, dedup={"near": False}, chat={"template": "chatml"})
+    found = documents(tmp_path / "data", *SPLITS)
+    assert len(found) == 40
+    assert all(one.text.count("assistant\nSay") == 1 for one in found)
+
+
 def test_a_template_that_leaves_a_field_out_is_told_with_the_number_of_records(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

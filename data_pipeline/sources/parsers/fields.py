@@ -22,8 +22,13 @@ class Form(NamedTuple):
 
 
 _PROMPTS = ("instruction", "prompt", "question", "query", "problem", "inputs", "input")
-_ANSWERS = ("output", "response", "completion", "solution", "answer", "targets")
-_PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
+_ANSWERS = ("output", "response", "completion", "solution", "answer", "targets", "target", "answers", "content")
+_PAIRS = (
+    ("chosen", "rejected"),
+    ("preferred_output", "non_preferred_output"),
+    ("chosen_response", "rejected_response"),
+    ("response_j", "response_k"),
+)
 _FORMS = (
     *(
         Form("preference pairs", {**prompt, "chosen_field": chosen, "rejected_field": rejected})
@@ -52,8 +57,13 @@ def missing_field(kind: str, name: str, fields: Collection[str], setting: str) -
     """Return the error of a record without a field that it must have. `kind` is `field` or `column`."""
     shown = ", ".join(map(repr, [*fields][:_SHOWN])) or "none"
     form = form_of(fields)
-    advice = f"see records.{setting}; conversations need records.messages_field, or prompt_field and text_field"
-    if form is not None:
+    advice = (
+        f"see records.{setting}; conversations need chat.template and records.messages_field, or prompt_field and text_field; "
+        "pairs need chosen_field and rejected_field"
+    )
+    if form is not None and setting == "messages_field":
+        advice = f"these are {form.name}, and a source has records of one form; make a source of the files of each form"
+    elif form is not None:
         template = "" if "text_field" in form.settings else " --chat.template chatml"
         advice = f"these are {form.name}: {form.words}{template}"
     return MalformedError(Reason.NO_TEXT_FIELD, f"no {kind} {name!r}; the {kind}s are {shown}; {advice}", tuple(fields))

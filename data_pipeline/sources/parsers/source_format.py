@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from data_pipeline.config import Kind, PrepareConfig, RecordConfig
-from data_pipeline.config.text import OF_PROMPT, usual_kind, with_input
+from data_pipeline.config.text import OF_PROMPT, REASONING, usual_kind, with_input
 from data_pipeline.documents import Document, Reason, Rejection
 from data_pipeline.sources.streams import Budget, Readable
 
 BOM = b"\xef\xbb\xbf"
 _FOREIGN_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _MAX_METADATA_CHARS = 1 << 16
+_SWITCHES = ("on", "off", "true", "false", "yes", "no")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -46,14 +47,19 @@ class Origin:
     def record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
         """Return the document of a record. Its text and its prompt are strings without lone surrogates."""
         known = {*self.needed(records), *self.optional(records), *records.kept_fields}
-        unread = tuple(name for name, value in fields.items() if name not in known and value not in (None, "", [], {}))
+        unread = tuple(
+            name
+            for name, value in fields.items()
+            if (name not in known or is_switch(name, value)) and value not in (None, "", [], {})
+        )
         document = self._record(fields, line, offset, records)
         return replace(document, unread=unread) if unread else document
 
     def _record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
         if self.markup == "chat":
             chat = {name: fields[field] for name, field in chat_fields(records).items()}
-            chat |= {name: value for name in records.beside if (value := fields.get(name)) not in (None, "", [])}
+            beside = {name: fields.get(name) for name in records.beside}
+            chat |= {name: value for name, value in beside.items() if value not in (None, "", []) and not is_switch(name, value)}
             return self.chat(chat, line, offset, metadata_json(fields, records.metadata))
         prompt = "" if records.prompt_field is None else fields[records.prompt_field]
         for name in self.optional(records):
@@ -121,6 +127,11 @@ def chat_fields(records: RecordConfig) -> dict[str, str]:
     if records.chosen_field is None or records.rejected_field is None:
         return prompt | {"response": records.text_field}
     return prompt | {"chosen": records.chosen_field, "rejected": records.rejected_field}
+
+
+def is_switch(name: str, value: Any) -> bool:
+    """Return whether a field named as reasoning only says whether there is any, as in Nemotron's data."""
+    return name in REASONING and (isinstance(value, bool) or (isinstance(value, str) and value.lower() in _SWITCHES))
 
 
 def decode(data: bytes, origin: Origin, line: int, offset: int) -> Document | Rejection:

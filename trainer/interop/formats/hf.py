@@ -9,6 +9,7 @@ from torch import Tensor
 from common.files import canonical_json
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
 from data_pipeline.tokenizer import SentencePieceTokenizer
+from data_pipeline.tokenizer.base import ROLES
 from data_pipeline.tokenizer.model_file import BPE
 from trainer.inference.conversation import end_of_turn_id
 from trainer.inference.sampling_options import SamplingOptions
@@ -32,6 +33,7 @@ def described(source: SavedDecoder, dtype: Dtype, exact: bool = True) -> dict[st
     content = tokenizer_json(tokenizer)
     check_tokenizer(tokenizer, library_of(content), exact=exact)
     names = {f"{role}_token": name for role, name in role_names(tokenizer).items()}
+    no_names = {f"{role}_token": None for role in ROLES}  # a reader may otherwise take a usual name of the vocabulary
     special = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
     kind = str(DTYPES[dtype]).removeprefix("torch.")
     config = config_of(source.config.model, tokenizer.vocab_size) | {"dtype": kind, "torch_dtype": kind}
@@ -47,7 +49,7 @@ def described(source: SavedDecoder, dtype: Dtype, exact: bool = True) -> dict[st
         CONFIG: canonical_json(config | special),
         GENERATION: canonical_json(special | _generation(source)),
         "tokenizer.json": canonical_json(content),
-        "tokenizer_config.json": canonical_json(tokenizer_config | names),
+        "tokenizer_config.json": canonical_json(tokenizer_config | no_names | names),
         "special_tokens_map.json": canonical_json(names),
     }
     if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.spec.model_type == BPE:

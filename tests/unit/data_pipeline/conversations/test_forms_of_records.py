@@ -162,6 +162,43 @@ def test_each_form_of_a_pair_gives_two_conversations(name: str) -> None:
     assert [texts(one) for one in found] == [[("user", "Ask"), ("assistant", "Say")], [("user", "Ask"), ("assistant", "No")]]
 
 
+TURNS: dict[str, list[Any]] = {
+    "texts": ["Ask", "Say", "Ask again", "Say again"],
+    "input and output": [{"input": "Ask", "output": "Say"}, {"input": "Ask again", "output": "Say again"}],
+    "an answer before its question": [{"assistant": "Say", "human": "Ask"}, {"output": "Say again", "user": "Ask again"}],
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_turns_of_two_speakers_become_messages(name: str) -> None:
+    found = read({"messages": TURNS[name]})
+    assert texts(found) == [("user", "Ask"), ("assistant", "Say"), ("user", "Ask again"), ("assistant", "Say again")]
+    assert found.trained == (1, 3)
+
+
+def test_the_system_text_of_a_turn_comes_first_and_an_empty_one_is_left_out() -> None:
+    turns = [{"input": "Ask", "output": "Say", "system": "Be kind"}, {"system": "", "input": "Ask", "output": ""}]
+    found = read({"messages": turns})
+    assert texts(found)[:2] == [("system", "Be kind"), ("user", "Ask")]
+    assert texts(found)[3:] == [("user", "Ask"), ("assistant", "")]
+    assert found.trained == (2,)
+
+
+def test_a_list_of_calls_beside_tools_is_an_answer_that_calls_them() -> None:
+    calls = [CALL["function"], {"name": "time", "arguments": {}}]
+    for response in (calls, json.dumps(calls)):
+        record = {"prompt": "Ask", "response": response}
+        answer = read(record | {"tools": [TOOL]}).messages[-1]
+        assert [call["function"] for call in answer["tool_calls"]] == calls
+        assert answer["content"] == ""
+    assert texts(read({"prompt": "Ask", "response": json.dumps(calls)}))[-1] == ("assistant", json.dumps(calls))
+
+
+def test_an_error_names_the_field_as_the_record_does() -> None:
+    with pytest.raises(MessagesError, match=r"solution is a number, but a text"):
+        read_chat(json.dumps({"prompt": "Ask", "response": 4}), 100, {"prompt": "problem", "response": "solution"})
+
+
 def test_the_object_that_holds_a_prompt_loses_no_field() -> None:
     prompt = {"messages": [ASK], "tools": [TOOL], "parallel_tool_calls": True}
     found = read_chat(json.dumps(PAIRS["OpenAI"] | {"prompt": prompt}), 100)
@@ -231,7 +268,9 @@ def test_the_answers_in_a_prompt_have_no_loss() -> None:
         ),
         ({"prompt": "A", "chosen": [SAY | {"weight": 0}], "rejected": "C"}, Reason.MESSAGES_MALFORMED, "compares both"),
         ({"chosen": "B", "rejected": "C"}, Reason.MESSAGES_MALFORMED, "records.prompt_field"),
-        ({"messages": [{"input": "A", "output": "B"}]}, Reason.MESSAGES_MALFORMED, "'input', 'output'"),
+        ({"messages": [{"speaker": "A", "text": "B"}]}, Reason.MESSAGES_MALFORMED, "'speaker', 'text', but role and content"),
+        ({"prompt": "A", "response": "[]", "tools": [TOOL]}, Reason.NO_ANSWER, "no text"),
+        ({"prompt": "A", "response": [{"name": "f"}], "tools": [TOOL]}, Reason.MESSAGES_MALFORMED, "no role"),
         ({"messages": [ASK, SAY | {"tool_calls": "weather"}]}, Reason.MESSAGES_MALFORMED, "tool_calls is a text"),
         ({"messages": [ASK, SAY], "chat_template_kwargs": {"messages": []}}, Reason.MESSAGES_MALFORMED, "must not name"),
     ],

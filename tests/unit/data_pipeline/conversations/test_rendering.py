@@ -243,6 +243,26 @@ def test_an_endless_template_ends_after_some_seconds(source: str) -> None:
     assert time.monotonic() - begin < 60
 
 
+REASONING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ '<think>\n' + m.reasoning + '\n</think>\n' if m.reasoning }}{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{{ '<|im_start|>assistant\n<think>\n' if add_generation_prompt }}"
+)
+"""As QwQ and DeepSeek-R1: a prompt goes on with the beginning of a reasoning, which answers have only with a reasoning."""
+
+
+def test_an_answer_begins_behind_what_stands_before_each_answer(chatml: ChatRenderer) -> None:
+    assert chatml.added_to_prompts() == ""
+    turns: list[Message] = [*HELLO, HELLO[0], {"role": "assistant", "content": " <b>Hi</b>", "reasoning": "Greet"}]
+    with renderer_of(REASONING) as renderer:
+        rendered = renderer.conversation(turns)
+        assert answers(rendered) == ["Hi there<|im_end|>", "Greet\n</think>\n<b>Hi</b><|im_end|>"]
+        assert rendered.text.endswith("assistant\n<think>\nGreet\n</think>\n<b>Hi</b><|im_end|>\n")
+        assert answers(renderer.conversation([HELLO[0], HELLO[1] | {"content": "<b>"}])) == ["<b><|im_end|>"]
+        assert renderer.end_of_turn() == ("<|im_end|>", True)
+        assert renderer.added_to_prompts() == "<think>\n"
+
+
 @pytest.mark.parametrize("source", ["{{ 'x' * 999999999999 }}", "{% set x = 'y' * 100000000 %}{{ [x, x, x, x, x] | join('') }}"])
 def test_a_huge_text_is_refused(source: str) -> None:
     assert "memory" in refusal(source)

@@ -16,6 +16,17 @@ CHOSEN = {"chosen_field": "chosen", "rejected_field": "rejected"}
         ("system_prompt question response", {"prompt_field": "question", "text_field": "response"}),
         ("problem answer solution", {"prompt_field": "problem", "text_field": "solution"}),
         ("input output", {"prompt_field": "input", "text_field": "output"}),
+        ("id query answers tools", {"prompt_field": "query", "text_field": "answers"}),
+        ("kind input target", {"prompt_field": "input", "text_field": "target"}),
+        ("input reasoning_content content", {"prompt_field": "input", "text_field": "content"}),
+        (
+            "instruction chosen_response rejected_response",
+            {"prompt_field": "instruction", "chosen_field": "chosen_response", "rejected_field": "rejected_response"},
+        ),
+        (
+            "qid question response_j response_k",
+            {"prompt_field": "question", "chosen_field": "response_j", "rejected_field": "response_k"},
+        ),
         ("prompt chosen rejected messages", {"prompt_field": "prompt", **CHOSEN}),
         ("conversations chosen rejected", {"prompt_field": "conversations", **CHOSEN}),
         ("chosen rejected messages", CHOSEN),
@@ -35,4 +46,10 @@ def test_a_record_of_an_unknown_form_names_the_settings() -> None:
     assert form_of(["question", "context"]) is None
     text = str(missing_field("field", "text", ["question", "context"], "text_field"))
     assert "'question', 'context'" in text
-    assert "records.messages_field, or prompt_field and text_field" in text
+    assert "records.messages_field, or prompt_field and text_field; pairs need chosen_field" in text
+
+
+def test_a_record_of_another_form_than_the_first_one_names_the_remedy() -> None:
+    text = str(missing_field("field", "messages", ["instruction", "output"], "messages_field"))
+    assert "these are instructions (Alpaca), and a source has records of one form; make a source" in text
+    assert "--records" not in text

@@ -171,3 +171,15 @@ def test_the_fields_that_no_setting_uses_are_named() -> None:
     item = parse(b'{"instruction": "Why?", "input": "", "context": "C", "text": "So.", "system": "S"}', prompt_field="instruction")
     assert isinstance(item, Document)
     assert item.unread == ("system",)
+
+
+@pytest.mark.parametrize("value", ["on", "Off", True, False])
+def test_a_field_that_only_says_whether_there_is_reasoning_is_not_the_reasoning(value: object) -> None:
+    origin, records = Origin("file.jsonl", markup="chat"), RecordConfig(prompt_field="input", text_field="output")
+    record = {"input": "Ask", "output": "Say", "reasoning": value}
+    item = origin.record(record, 7, 100, records)
+    assert json.loads(item.text) == {"prompt": "Ask", "response": "Say"}
+    assert item.unread == ("reasoning",)
+    item = origin.record(record | {"reasoning": "On it."}, 7, 100, records)
+    assert json.loads(item.text)["reasoning"] == "On it."
+    assert item.unread == ()

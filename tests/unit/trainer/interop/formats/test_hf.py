@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from pydantic import Field
 from safetensors.torch import load_file
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from common.errors import ConfigError
 from common.settings.markers import EXPORTED, OF_TRAINING
 from common.settings.model import settings_with
-from data_pipeline.tokenizer import ByteTokenizer, Tokenizer
+from data_pipeline.tokenizer import ByteTokenizer, Tokenizer, open_supplied
 from tests.support.exported import export_source, tokenizer_of
 from trainer.config import ModelConfig
 from trainer.interop.architecture import check_settings
@@ -153,6 +154,19 @@ def test_a_turn_that_ends_with_eos_or_with_text_leaves_the_end_of_the_tokenizer(
 ) -> None:
     files = described(export_source(tmp_path / "run", tokenizer, chat), "fp32")
     assert json.loads(files["generation_config.json"])["eos_token_id"] == tokenizer.eos_id
+
+
+def test_a_tokenizer_without_bos_has_none_after_its_export(tmp_path: Path) -> None:
+    (tmp_path / "supplied").mkdir()
+    library = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(ByteTokenizer())))
+    library.save(str(tmp_path / "supplied" / "tokenizer.json"))
+    names = {"bos_token": None, "unk_token": None, "eos_token": "</s>", "pad_token": "<pad>"}
+    (tmp_path / "supplied" / "tokenizer_config.json").write_text(json.dumps(names))
+    supplied = open_supplied(tmp_path / "supplied", {})
+    (tmp_path / "out").mkdir()
+    for name, content in described(export_source(tmp_path / "run", supplied), "fp32").items():
+        (tmp_path / "out" / name).write_bytes(content)
+    assert open_supplied(tmp_path / "out", {}).role_names == supplied.role_names == {"eos": "</s>", "pad": "<pad>"}
 
 
 def test_a_model_without_a_chat_template_treats_names_of_special_tokens_as_text(tmp_path: Path) -> None:
