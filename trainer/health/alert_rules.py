@@ -16,7 +16,7 @@ from trainer.config import AlertAction, AlertsConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.convergence import trend
 from trainer.machine.sampler import GpuReading, HardwareReading
-from trainer.runs.events import AlertEvent
+from trainer.runs.events import AlertEvent, TrainEvent
 from trainer.runs.rules import RULES
 
 _RECENT_RATES = 10
@@ -194,13 +194,13 @@ class AlertRules:
         trends = {index: trend.mb_per_1000_steps for index, trend in self._gpu_memory.items()}
         return {index: growth for index, growth in trends.items() if growth is not None}
 
-    def after_step(self, step: int, *, seconds: float | None, waited_s: float, tokens_per_s: float) -> list[AlertEvent]:
-        """Return the alerts about the speed of a step; steps come in order. `seconds` is None if its duration is not known."""
-        config, alerts = self._config, list[AlertEvent]()
-        share = None if seconds is None else self._wait.observe(seconds, waited_s)
+    def after_step(self, event: TrainEvent) -> list[AlertEvent]:
+        """Return the alerts about the numbers of a step. Steps come in order."""
+        config, alerts, step, seconds = self._config, list[AlertEvent](), event.step, event.seconds
+        share = None if seconds is None else self._wait.observe(seconds, event.loader_wait_s or 0.0)
         if share is not None:
             alerts += self._alert("loader_wait", step, share, config.loader_wait_share)
-        slower = self._speed.observe(tokens_per_s, seconds or 0.0)
+        slower = None if event.tokens_per_s is None else self._speed.observe(event.tokens_per_s, seconds or 0.0)
         if slower is not None:
             now, usual = slower
             limit = usual * (1 - config.throughput_drop)

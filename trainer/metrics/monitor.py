@@ -79,11 +79,7 @@ class Monitor:
             )
             self.write(full)
             if self._sinks:
-                self._alert_all(
-                    self._rules.after_step(
-                        full.step, seconds=full.seconds, waited_s=full.loader_wait_s, tokens_per_s=full.tokens_per_s
-                    )
-                )
+                self._alert_all(self._rules.after_step(full))
             for reading in self._readings():
                 self.hardware(full.step, reading)
             return full

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.step_metrics import step_metrics
 from trainer.config import AlertAction, AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import SlowRank
 from trainer.health.alert_rules import LASTING_FALL_S, AlertRules, Debounce, IdleShare, MemoryTrend, SpeedDrop, WaitShare
@@ -37,7 +38,7 @@ def paced(watch: AlertRules, rates: Iterable[float], waits: Iterable[float] | No
     rates = list(rates)
     waits = [0.0] * len(rates) if waits is None else waits
     return told(
-        watch.after_step(step, seconds=1000 / rate, waited_s=wait * 1000 / rate, tokens_per_s=rate)
+        watch.after_step(step_metrics(step, seconds=1000 / rate, loader_wait_s=wait * 1000 / rate, tokens_per_s=rate))
         for step, (rate, wait) in enumerate(zip(rates, waits, strict=True), first)
     )
 
@@ -440,7 +441,7 @@ def test_the_limits_of_speed_and_waiting_are_those_that_are_set() -> None:
 def speeds(watch: AlertRules, rates: Sequence[float], waits: Sequence[float] | None = None) -> list[list[AlertEvent]]:
     waits = waits or [0.0] * len(rates)
     return [
-        watch.after_step(step, seconds=1000 / rate, waited_s=wait * 1000 / rate, tokens_per_s=rate)
+        watch.after_step(step_metrics(step, seconds=1000 / rate, loader_wait_s=wait * 1000 / rate, tokens_per_s=rate))
         for step, (rate, wait) in enumerate(zip(rates, waits, strict=True), 1)
     ]
 

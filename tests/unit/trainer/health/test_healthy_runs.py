@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.step_metrics import step_metrics
 from trainer.config import AlertsConfig, GuardConfig
 from trainer.distributed.stragglers import OwnTime, StragglerDetector
 from trainer.health.alert_rules import LASTING_FALL_S, AlertRules
@@ -34,7 +35,10 @@ def found_in(run: dict[str, Any]) -> set[str]:
 
 def _of_steps(steps: list[list[float]]) -> list[str]:
     rules = AlertRules(AlertsConfig())
-    alerts = [rules.after_step(int(step), seconds=s, waited_s=waited, tokens_per_s=rate) for step, s, waited, rate in steps]
+    alerts = [
+        rules.after_step(step_metrics(int(step), seconds=s, loader_wait_s=waited, tokens_per_s=rate))
+        for step, s, waited, rate in steps
+    ]
     return [alert.rule for each in alerts for alert in each]
 
 
