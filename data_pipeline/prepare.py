@@ -80,7 +80,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             cuts = cuts_of_sources(job, tokenized)
             selected = select_all(job, tokenized, cuts)
             checks.check_selected(selected, config)
-            rejects = write_rejects(job, read, split, selected, cuts)
+            rejects = write_rejects(job, read, selected, cuts)
             documents = documents_of(job, tokenized, selected)
             packed = pack_all(
                 run,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import QualityConfig
-from data_pipeline.documents import Reason
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, Ids
 from data_pipeline.text import Hashes, Int64s, mix_hashes
 
@@ -139,8 +139,8 @@ def perplexity(score: float) -> float:
     return float(2.0 ** (score / SCORE_STEPS))
 
 
-def count_scores(scores_D: Scores) -> dict[str, int]:
-    values, counts = np.unique(scores_D, return_counts=True)
+def count_values(values_D: NDArray[Any]) -> dict[str, int]:
+    values, counts = np.unique(values_D, return_counts=True)
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
 
@@ -173,21 +173,6 @@ def resolve_bounds(histogram: Mapping[str, int], settings: QualityConfig) -> Bou
         if (percentile := settings.max_perplexity_percentile) is not None:
             highs.append(int(scores[np.searchsorted(cumulative * 100, percentile * total, side="left")]))
     return Bounds(max(lows), min(highs), math.ceil(settings.min_good_probability * PROBABILITY_STEPS))
-
-
-FATES = (None, Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD)  # what the numbers of `judge` mean
-
-
-def judge(bounds: Bounds, scores_D: Scores | None, probabilities_D: Scores | None) -> NDArray[np.uint8]:
-    """Return an index into `FATES` for each document, the first that applies. None as scores skips their bounds."""
-    given = scores_D if scores_D is not None else probabilities_D
-    fates_D = np.zeros(0 if given is None else len(given), np.uint8)
-    if probabilities_D is not None:
-        fates_D[probabilities_D < bounds.min_probability] = FATES.index(Reason.CLASSIFIED_BAD)
-    if scores_D is not None:
-        fates_D[scores_D > bounds.max_score] = FATES.index(Reason.PERPLEXITY_HIGH)
-        fates_D[scores_D < bounds.min_score] = FATES.index(Reason.PERPLEXITY_LOW)
-    return fates_D
 
 
 # The tokens in blocks

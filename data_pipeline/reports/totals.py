@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,17 +56,16 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         left -= sum(counts.values())
     lost = share_lost_to_benchmarks(results.read, results.split)
     lines = lines_before(results.partitions, results.read)
-    clusters = copy.deepcopy(results.duplicates.clusters)
-    for leader in (cluster["leader"] for cluster in clusters):
-        if "line" in leader:  # it counts from the start of the file
-            leader["line"] += lines[partition_of(leader["id"])]
+    clusters = []
+    for cluster in results.duplicates.clusters:
+        leader, number = cluster["leader"], partition_of(cluster["leader"]["id"])
+        place = {"source": results.partitions[number].source, "line": leader["line"] + lines[number]}  # from the start of the file
+        clusters.append(cluster | {"leader": leader | place})
     return {
         "documents": documents,
         "stages": stages,
         "rejected": rejected,
-        "samples": list(
-            collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
-        ),
+        "samples": list(collect_rejects(results.partitions, results.read, results.selected, most=_SHOWN_SAMPLES_PER_REASON)),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "lengths": {
             "characters": describe_lengths(add_counts(result.characters for result in results.selected)),

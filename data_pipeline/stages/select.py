@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from data_pipeline.config import KINDS, BalanceConfig
 from data_pipeline.dataset.layout import CHOSEN, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.splits import SPLITS
-from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches
+from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches, read_side_by_side
+from data_pipeline.dedup.duplicates import REASONS, Fate
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit_result
 from data_pipeline.filters.judge import label_of
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
-from data_pipeline.quality.perplexity import FATES, Bounds, judge, perplexity, resolve_bounds
+from data_pipeline.quality.perplexity import Bounds, count_values, perplexity, resolve_bounds
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
-from data_pipeline.stages.reject_samples import Samples, find_rows
+from data_pipeline.stages.reject_samples import LaterRejection, first_samples
 from data_pipeline.stages.tokenize import WITHOUT_TOKENS, TokenizeResult
 from data_pipeline.text import mix_hashes
 
@@ -92,7 +93,6 @@ def report_of_selection(job: Job, selected: Sequence[SelectResult]) -> dict[str,
 
 
 _TRAIN = SPLITS.index("train")
-_REASONS = np.array([reason or "" for reason in FATES], np.object_)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class SelectResult:
     lengths: Counts = field(default_factory=dict)  # number of documents by their length in tokens, bos and eos included
     languages: dict[str, Counts] = field(default_factory=dict)  # documents, bytes and tokens by language
     kinds: Counts = field(default_factory=dict)
-    samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejected documents of each reason
+    first_rejects: list[dict[str, Any]] = field(default_factory=list)  # duplicates too: see `first_samples`
     offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of documents to select from
     labels: dict[str, Counts] = field(default_factory=dict)  # documents by label and split; empty if the source has no labels
 
@@ -142,23 +142,15 @@ def select_partition(task: SelectTask) -> SelectResult:
     """Write the number of copies of each document, one row for each row of the token table."""
     result, cuts = SelectResult(), task.cuts[task.source]
     rejected: Counter[str] = Counter()
-    samples = Samples()
-    shown: list[tuple[int, Reason, str]] = []
-    lengths: dict[str, Counter[str]] = {"characters": Counter(), "tokens": Counter()}
     with TableWriter(task.output, CHOSEN_SCHEMA) as table:
         for batch in read_batches(task.place(TOKENS)):
             copies_D = _copies(batch, task)
             reason_D = reasons_of(batch, cuts, copies_D)
-            rows = np.flatnonzero(reason_D != "").tolist()
-            rejected.update(reason_D[rows].tolist())
-            for row, reason in samples.wanted((row, reason_D[row]) for row in rows):
-                shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
-            _count(batch, copies_D, task.config.records.label_field, result, lengths)
+            rejected.update(reason_D[reason_D != ""].tolist())
+            _count(batch, copies_D, task.config.records.label_field, result)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
-    for text, row, (_, reason, detail) in find_rows(task.place("text"), iter(shown)):
-        samples.add(text, row, reason, detail)
-    result.rejected, result.samples = dict(rejected), samples.values
-    result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
+    result.rejected = dict(rejected)
+    result.first_rejects = [one for found in (duplicates_of(task), not_selected(task, cuts)) for one in first_samples(task, found)]
     result.sha256 = table.digest
     return commit_result(task, result, table.written)
 
@@ -175,6 +167,23 @@ def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
     return copies_D
 
 
+def duplicates_of(task: PartitionTask) -> Iterator[LaterRejection]:
+    for batch in read_batches(task.place("duplicates")):
+        dropped = batch.filter(pa.array(batch.column("fate").to_numpy() > 0))
+        columns = (dropped.column(name).to_pylist() for name in ("id", "fate", "leader"))
+        for identity, fate, leader in zip(*columns, strict=True):
+            reason = REASONS[Fate(fate)]
+            yield LaterRejection(identity, reason, "" if leader == identity else f"like document {leader}", leader)
+
+
+def not_selected(task: PartitionTask, cuts: Cuts) -> Iterator[LaterRejection]:
+    for batch, chosen in read_side_by_side(task.place(TOKENS), task.place(CHOSEN)):
+        reason_D = reasons_of(batch, cuts, chosen.column("copies").to_numpy())
+        for row in np.flatnonzero(reason_D != "").tolist():
+            identity = batch.column("id")[row].as_py()
+            yield LaterRejection(identity, reason_D[row], explain_selection(batch, row, reason_D[row]), identity)
+
+
 def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
     if reason in (Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH):
         return f"perplexity {perplexity(batch.column('perplexity')[row].as_py()):.1f}"
@@ -185,13 +194,7 @@ def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
     return ""
 
 
-def _count(
-    batch: pa.RecordBatch,
-    copies_D: NDArray[np.uint8],
-    label_field: str | None,
-    result: SelectResult,
-    lengths: Mapping[str, Counter[str]],
-) -> None:
+def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_field: str | None, result: SelectResult) -> None:
     split_D = batch.column("split").to_numpy()
     tokens_D = np.diff(batch.column("tokens").offsets.to_numpy())
     bytes_D = batch.column("bytes").to_numpy()
@@ -203,8 +206,8 @@ def _count(
         result.bytes[split] += int(bytes_D[side_D].sum())
         result.tokens[split] += int((tokens_D * copies_D)[side_D].sum())
     result.unique_tokens += int(tokens_D[kept_D].sum())
-    lengths["characters"].update(map(str, batch.column("characters").to_numpy()[kept_D].tolist()))
-    lengths["tokens"].update(map(str, tokens_D[kept_D].tolist()))
+    result.characters = add_counts([result.characters, count_values(batch.column("characters").to_numpy()[kept_D])])
+    result.lengths = add_counts([result.lengths, count_values(tokens_D[kept_D])])
     for language, members_D in _members(batch.column("language")):
         counts = result.languages.setdefault(language, {"documents": 0, "bytes": 0, "tokens": 0})
         counts["documents"] += int((members_D & kept_D).sum())
@@ -220,10 +223,12 @@ def _count(
 def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8] | None = None) -> NDArray[np.object_]:
     """Return "" for a document that is not rejected. `copies_D` is how often it is used; None: as often as it is good."""
     reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
-    if cuts.by_perplexity or cuts.by_classifier:
-        scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
-        probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
-        reasons_D = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
+    if cuts.by_classifier:
+        reasons_D[batch.column("wanted").to_numpy() < cuts.bounds.min_probability] = Reason.CLASSIFIED_BAD
+    if cuts.by_perplexity:
+        scores_D = batch.column("perplexity").to_numpy()
+        reasons_D[scores_D > cuts.bounds.max_score] = Reason.PERPLEXITY_HIGH
+        reasons_D[scores_D < cuts.bounds.min_score] = Reason.PERPLEXITY_LOW
     is_empty_D = np.diff(batch.column("tokens").offsets.to_numpy()) == 0
     reasons_D[is_empty_D] = Reason.NO_TOKENS  # it cannot be placed in a row
     if LOSS_RUNS in batch.schema.names:

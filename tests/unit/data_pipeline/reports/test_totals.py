@@ -63,12 +63,13 @@ def results() -> Results:
     chosen_b = SelectResult(
         "", {"train": 1, "val": 0}, {"train": 40, "val": 0}, {"train": 30, "val": 0}, 15, {"over-share": 1}, {"40": 1}, {"15": 1}
     )
+    chosen_b.first_rejects = [sample("near-duplicate", 2)]
     methods = {name: {"rows": 6, "cut_documents": 3, "tokens": 54} for name in ("best-fit", "greedy", "one-per-row")}
     return Results(
         partitions=[partition(0, "a"), partition(1, "b")],
         read=[of_a, of_b],
         duplicates=Duplicates([{"near-duplicate": 1}, {}], {"a": fates(6, 1), "b": fates(2, 0)}, 3, 1, 0, [], []),
-        split=[SplitResult(), SplitResult(samples=[sample("near-duplicate", 2)])],
+        split=[SplitResult(), SplitResult()],
         tokenized=[
             TokenizeResult(tokens=140, scores={str(5 * SCORE_STEPS): 6}, probabilities={"1000": 5, "120": 1}),
             TokenizeResult(),
@@ -158,10 +159,10 @@ def test_lines_of_rejects_are_counted_through_the_parts_of_a_file() -> None:
 def test_the_document_that_is_kept_from_a_cluster_has_its_path_and_its_line_in_the_file() -> None:
     found = results()
     parts = [partition(0, "a"), partition(1, "a", start=10)]
-    leader = {"source": "a", "id": document_id(1, 4), "path": "a.jsonl", "line": 5}
+    leader = {"id": document_id(1, 4), "path": "a.jsonl", "line": 5}
     duplicates = replace(found.duplicates, clusters=[{"leader": leader, "size": 2, "members": [], "sample": "text"}])
     report = make_report(replace(found, partitions=parts, duplicates=duplicates), CONFIG)
-    assert report["duplicates"]["clusters"][0]["leader"] == leader | {"line": 5 + found.read[0].documents}
+    assert report["duplicates"]["clusters"][0]["leader"] == leader | {"source": "a", "line": 5 + found.read[0].documents}
 
 
 def test_a_duplicate_among_the_samples_names_the_place_of_the_document_that_is_kept() -> None:
