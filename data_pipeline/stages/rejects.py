@@ -19,11 +19,12 @@ from data_pipeline.dataset.layout import REJECTED, REJECTS, rejected_name
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.documents import Reason, partition_of
 from data_pipeline.execution.tasks import commit_result
+from data_pipeline.quality.perplexity import Bounds
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.reject_samples import REJECTED_TABLES, find_rows
-from data_pipeline.stages.select import Cuts, SelectResult, duplicates_of, not_selected
+from data_pipeline.stages.select import SelectResult, duplicates_of, not_selected
 
 
 def collect_rejects(
@@ -64,7 +65,7 @@ def lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) ->
 
 
 def write_rejects(
-    job: Job, read: Sequence[ReadResult], selected: Sequence[SelectResult], cuts: Mapping[str, Cuts]
+    job: Job, read: Sequence[ReadResult], selected: Sequence[SelectResult], bounds: Mapping[str, Bounds]
 ) -> dict[str, Path | bytes]:
     if job.config.keep_rejects == "none":
         return {}
@@ -73,7 +74,7 @@ def write_rejects(
     files: dict[str, Path | bytes] = {REJECTS: b"".join(shown)}
     if job.config.keep_rejects == "all":
         before = enumerate(lines_before(job.partitions, read))
-        tasks = [job.task(RejectedTask, number, lines_before=lines, cuts=cuts) for number, lines in before]
+        tasks = [job.task(RejectedTask, number, lines_before=lines, bounds=bounds) for number, lines in before]
         job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], dict)
         files |= {rejected_name(task.number): _file_of(task) for task in tasks}
     return files
@@ -83,7 +84,7 @@ def write_rejects(
 class RejectedTask(PartitionTask):
     folder = REJECTED
     lines_before: int  # number of lines before the partition in its first file
-    cuts: Mapping[str, Cuts]
+    bounds: Mapping[str, Bounds]
 
 
 def write_rejected_partition(task: RejectedTask) -> dict[str, int]:
@@ -123,7 +124,7 @@ def _line(row: Mapping[str, Any], task: RejectedTask) -> bytes:
 
 
 def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
-    rejected = heapq.merge(duplicates_of(task), not_selected(task, task.cuts[task.source]))
+    rejected = heapq.merge(duplicates_of(task), not_selected(task, task.bounds[task.source]))
     for batch, row, one in find_rows(task.place("text"), rejected):
         found = {name: batch.column(name)[row].as_py() for name in ("path", "line", "metadata", "text")}
         yield {"id": one.id, "reason": one.reason.value, "detail": one.detail, **found}

@@ -1,7 +1,5 @@
 """Encodes documents as ids and scores them. Shape suffixes: D documents of a batch, P parts, T ids of all documents."""
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

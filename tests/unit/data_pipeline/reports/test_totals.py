@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import PrepareConfig, QualityConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import document_id
 from data_pipeline.execution.tasks import open_runner
@@ -17,7 +17,7 @@ from data_pipeline.stages.job import Job
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult, report_of_reading
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.select import Cuts, SelectResult, report_of_selection
+from data_pipeline.stages.select import SelectResult, report_of_selection
 from data_pipeline.stages.split import SplitResult
 from data_pipeline.stages.tokenize import TokenizeResult, report_of_tokens
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
@@ -74,7 +74,7 @@ def results() -> Results:
             TokenizeResult(tokens=140, scores={str(5 * SCORE_STEPS): 6}, probabilities={"1000": 5, "120": 1}),
             TokenizeResult(),
         ],
-        cuts={"a": Cuts(Bounds(0, 10 * SCORE_STEPS, 500), True, True), "b": Cuts(Bounds(0, 1, 0), False, False)},
+        bounds={"a": Bounds(0, 10 * SCORE_STEPS, 500), "b": Bounds(0, 1, 0)},
         selected=[chosen_a, chosen_b],
         packed=[
             ("train", PackResult(8, 2, 46, methods, [SHARD])),
@@ -134,7 +134,7 @@ def test_rows_are_added_up_by_split_and_by_way_of_packing() -> None:
 
 def test_scores_are_shown_as_perplexities() -> None:
     found = results()
-    report = make_report(found, CONFIG)
+    report = make_report(found, CONFIG.model_copy(update={"quality": QualityConfig(trusted="b")}))
     assert report["perplexity"]["by_source"]["a"] == {"p5": 32.0, "p50": 32.0, "p95": 32.0}
     assert report["perplexity"]["histogram"] == [[32.0, 38.05, 6]]
     assert report["perplexity"]["thresholds"] == {"a": {"min": 1.0, "max": 1024.0}}

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.documents import Reason
-from data_pipeline.quality.perplexity import Bounds
-from data_pipeline.stages.select import Cuts, copies_of_documents, reasons_of, repeats_of_groups
+from data_pipeline.quality.perplexity import MAX_SCORE, Bounds
+from data_pipeline.stages.select import copies_of_documents, reasons_of, repeats_of_groups
 
 groups = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 10**12), min_size=1)
 weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100))
@@ -19,8 +19,8 @@ def test_a_document_is_judged_by_what_was_measured_alone() -> None:
         "tokens": pa.array([[1]] * 5, pa.large_list(pa.uint16())),
     }
     found = [
-        reasons_of(pa.record_batch(columns), Cuts(Bounds(10, 20, 500), by_perplexity, by_classifier)).tolist()
-        for by_perplexity, by_classifier in ((True, True), (True, False), (False, True), (False, False))
+        reasons_of(pa.record_batch(columns), Bounds(*scores, probability)).tolist()
+        for scores, probability in (((10, 20), 500), ((10, 20), 0), ((0, MAX_SCORE), 500), ((0, MAX_SCORE), 0))
     ]
     low, high, bad = Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD
     assert found == [[low, "", "", high, bad], [low, "", "", high, ""], [bad, "", "", bad, bad], [""] * 5]
