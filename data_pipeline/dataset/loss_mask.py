@@ -6,8 +6,6 @@ empty if the sequence begins with a loss. A sequence without runs has a loss on 
 Shape suffixes: B sequences, N runs of all sequences, S segments of all sequences, T tokens of all sequences.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -8,8 +8,6 @@
 Shape suffixes: B requested rows, R rows of a shard, L tokens of a row, S segments of all rows of a shard.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import copy

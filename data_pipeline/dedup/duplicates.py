@@ -4,8 +4,6 @@ A document is dropped only if it is similar to an earlier document that is kept,
 the next, not all are dropped for the first. Documents that pairs of any kind connect are one component, which is in one split.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from collections import defaultdict

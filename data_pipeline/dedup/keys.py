@@ -8,8 +8,6 @@ Keys are stored in the order of the documents, and as sorted runs with entries o
 bits of the digest. Equal documents have 95 equal bits. Two different ones among 10^10 do with a probability of one in 800 million.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import hashlib

@@ -1,7 +1,5 @@
 """Build the rows of shards. Shape suffixes: D documents of a window, T all their tokens; R, L and S as in `shards`."""
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator

@@ -31,8 +31,6 @@ from data_pipeline.config import QualityConfig
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, Ids
 from data_pipeline.text import Hashes, Int64s, mix_hashes
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 Counts = NDArray[np.uint32]
 Scores = NDArray[np.uint16]
 SCORE_STEPS = 256  # a perplexity score is the mean of -log2 p over the tokens of a text, in steps of 1/256 bit
@@ -187,7 +185,7 @@ class _Block:
     triple_T: Hashes  # each token and the two before it, as one number
 
     @property
-    def pair_T(self) -> Hashes:  # noqa: N802
+    def pair_T(self) -> Hashes:
         return self.triple_T & np.uint64((1 << 2 * _ID_BITS) - 1)
 
     def repeats(self) -> Int64s:
