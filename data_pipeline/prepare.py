@@ -29,7 +29,7 @@ from data_pipeline.stages.job import Job
 from data_pipeline.stages.pack import pack_all
 from data_pipeline.stages.read import keys_of, read_all, report_of_reading
 from data_pipeline.stages.rejects import write_rejects
-from data_pipeline.stages.select import cuts_of_sources, documents_of, labels_of, report_of_selection, select_all
+from data_pipeline.stages.select import bounds_of_sources, documents_of, labels_of, report_of_selection, select_all
 from data_pipeline.stages.split import split_all
 from data_pipeline.stages.tokenize import report_of_tokens, tokenize_all
 from data_pipeline.stages.train_quality import train_quality, trained_reference
@@ -77,10 +77,10 @@ def prepare(config: PrepareConfig) -> Manifest:
             tokenizer = train_on_sample(job, split, chat)
             classifier = train_quality(job, split)
             tokenized = tokenize_all(job, split)
-            cuts = cuts_of_sources(job, tokenized)
-            selected = select_all(job, tokenized, cuts)
+            bounds = bounds_of_sources(job, tokenized)
+            selected = select_all(job, tokenized, bounds)
             checks.check_selected(selected, config)
-            rejects = write_rejects(job, read, split, selected, cuts)
+            rejects = write_rejects(job, read, selected, bounds)
             documents = documents_of(job, tokenized, selected)
             packed = pack_all(
                 run,
@@ -94,7 +94,7 @@ def prepare(config: PrepareConfig) -> Manifest:
             )
 
         by_split = [(task.split, result) for task, result in packed]
-        report = make_report(Results(partitions, read, duplicates, split, tokenized, cuts, selected, by_split), config)
+        report = make_report(Results(partitions, read, duplicates, split, tokenized, bounds, selected, by_split), config)
         report |= report_of_reading(read, ignored) | report_of_selection(job, selected)
         report |= report_of_tokens(config, tokenizer, classifier, tokenized)
         prepared = Prepared(

@@ -19,8 +19,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-# ruff: noqa: N802, N815 - names of arrays carry their shape
-
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]

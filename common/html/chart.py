@@ -3,8 +3,6 @@
 N points of a curve   C columns of a picture
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import math

@@ -6,34 +6,3 @@ from data_pipeline.config.selection import FIM_TOKENS, AugmentConfig, BalanceCon
 from data_pipeline.config.shaping import cleaning_of, content_settings, named_files, portable_settings, shaping_settings
 from data_pipeline.config.text import BUILTIN, KINDS, CleanConfig, HtmlConfig, Kind, LimitConfig, RecordConfig, TextConfig
 from data_pipeline.config.tokens import CHAT_TOKENS, ChatConfig, PackingConfig, TokenizerConfig
-
-__all__ = [
-    "BUILTIN",
-    "CHAT_TOKENS",
-    "FIM_TOKENS",
-    "KINDS",
-    "AugmentConfig",
-    "BalanceConfig",
-    "ChatConfig",
-    "CleanConfig",
-    "DedupConfig",
-    "HeuristicConfig",
-    "HtmlConfig",
-    "Kind",
-    "LanguageConfig",
-    "LimitConfig",
-    "PackingConfig",
-    "PrepareConfig",
-    "QualityConfig",
-    "RecordConfig",
-    "SourceConfig",
-    "SplitConfig",
-    "TextConfig",
-    "TokenizerConfig",
-    "cleaning_of",
-    "content_settings",
-    "named_files",
-    "portable_settings",
-    "settings_without_effect",
-    "shaping_settings",
-]

@@ -6,8 +6,6 @@ before the template runs, and put back afterwards: what then still spells a spec
 Shape suffix: T ids of one document.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import json

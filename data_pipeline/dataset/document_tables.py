@@ -3,8 +3,6 @@
 `documents/` has kind and length of each validation document, `labels/` the label of each document if there are labels.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -6,15 +6,13 @@ empty if the sequence begins with a loss. A sequence without runs has a loss on 
 Shape suffixes: B sequences, N runs of all sequences, S segments of all sequences, T tokens of all sequences.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
@@ -45,19 +43,8 @@ class LossMask:
         )
 
     @staticmethod
-    def everywhere(num_sequences: int) -> LossMask:
-        return LossMask(np.empty(0, np.uint32), np.zeros(num_sequences, np.int64))
-
-    @staticmethod
-    def join(masks: Sequence[LossMask]) -> LossMask:
-        return LossMask(np.concatenate([mask.runs_N for mask in masks]), np.concatenate([mask.num_runs_B for mask in masks]))
-
-    def split(self, num_sequences: int) -> tuple[LossMask, LossMask]:
-        num_runs = int(self.num_runs_B[:num_sequences].sum())
-        return (
-            LossMask(self.runs_N[:num_runs], self.num_runs_B[:num_sequences]),
-            LossMask(self.runs_N[num_runs:], self.num_runs_B[num_sequences:]),
-        )
+    def in_column(runs: pa.ListArray) -> LossMask:
+        return LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
 
     def has_loss(self, sizes_B: Int64s) -> NDArray[np.bool_]:
         """Return whether each token has a loss, shape [T], for sequences with these numbers of tokens."""

@@ -8,8 +8,6 @@
 Shape suffixes: B requested rows, R rows of a shard, L tokens of a row, S segments of all rows of a shard.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import copy
@@ -64,6 +62,26 @@ class ShardContent:
     num_segments_R: Int64s
     mask: LossMask | None = None  # None: all tokens have a loss, and the shard has no column for it
 
+    @staticmethod
+    def of(batch: pa.RecordBatch) -> ShardContent:
+        tokens, segments, documents = (batch.column(name) for name in ("tokens", "segments", "documents"))
+        tokens_RL = tokens.flatten().to_numpy().reshape(len(tokens), -1)
+        mask = LossMask.in_column(batch.column(LOSS_RUNS)) if LOSS_RUNS in batch.schema.names else None
+        num_segments_R = np.diff(segments.offsets.to_numpy())
+        return ShardContent(tokens_RL, segments.flatten().to_numpy(), documents.flatten().to_numpy(), num_segments_R, mask)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        offsets = _offsets(self.num_segments_R)
+        columns = {
+            "tokens": pa.FixedSizeListArray.from_arrays(pa.array(self.tokens_RL.reshape(-1)), self.tokens_RL.shape[1]),
+            "segments": pa.ListArray.from_arrays(offsets, pa.array(self.segments_S)),
+            "documents": pa.ListArray.from_arrays(offsets, pa.array(self.documents_S)),
+        }
+        if self.mask is not None:
+            columns[LOSS_RUNS] = pa.ListArray.from_arrays(_offsets(self.mask.num_runs_B), pa.array(self.mask.runs_N))
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
     @property
     def num_tokens(self) -> int:
         return int(self.segments_S.sum(dtype=np.int64))
@@ -82,17 +100,7 @@ class RowBatch:
 
 
 def write_shard(path: Path, content: ShardContent) -> None:
-    num_rows, row_length = content.tokens_RL.shape
-    offsets = _offsets(content.num_segments_R)
-    columns = {
-        "tokens": pa.FixedSizeListArray.from_arrays(pa.array(content.tokens_RL.reshape(-1)), row_length),
-        "segments": pa.ListArray.from_arrays(offsets, pa.array(content.segments_S)),
-        "documents": pa.ListArray.from_arrays(offsets, pa.array(content.documents_S)),
-    }
-    if content.mask is not None:
-        columns[LOSS_RUNS] = pa.ListArray.from_arrays(_offsets(content.mask.num_runs_B), pa.array(content.mask.runs_N))
-    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-    assert batch.num_rows == num_rows
+    batch = content.batch
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
 
@@ -272,8 +280,7 @@ class _OpenShard:
                 raise ValueError(f"the segments of a row have {longest} tokens, more than the {manifest.row_length} of the row")
             self._mask = None
             if (runs := columns.get(LOSS_RUNS)) is not None:
-                num_runs_R = np.diff(runs.offsets.to_numpy()).astype(np.int64)
-                self._mask = LossMask(runs.flatten().to_numpy(zero_copy_only=True), num_runs_R)
+                self._mask = LossMask.in_column(runs)
                 self._mask.check(sizes_R)
         except (pa.ArrowException, ValueError) as error:
             raise PreparedDataError(f"{path}: this shard cannot be read ({error}); run `prepare` again") from None

@@ -91,8 +91,7 @@ def check_tables(directory: Path, manifest: Manifest, number: int) -> None:
                     runs = batch.column(LOSS_RUNS)
                     if runs.flatten().null_count:
                         raise ValueError(f"a run of {LOSS_RUNS} is null")
-                    mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
-                    mask.check(np.diff(batch.column("tokens").offsets.to_numpy()))
+                    LossMask.in_column(runs).check(np.diff(batch.column("tokens").offsets.to_numpy()))
                 num_rows[folder] += batch.num_rows
         if num_rows[TOKENS] != num_rows[CHOSEN]:
             raise ValueError(f"{num_rows[TOKENS]} documents, but {num_rows[CHOSEN]} numbers of copies")

@@ -4,13 +4,11 @@ A document is dropped only if it is similar to an earlier document that is kept,
 the next, not all are dropped for the first. Documents that pairs of any kind connect are one component, which is in one split.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -38,13 +36,13 @@ from data_pipeline.dedup.pairs import (
     refine_candidates,
     verify_candidates,
 )
-from data_pipeline.documents import Reason, document_id, partition_of
+from data_pipeline.documents import Reason, document_id
 from data_pipeline.execution.tasks import Counts, Runner, commit_result
 
 FATES_SCHEMA = pa.schema(
     [("id", pa.uint64()), ("fate", pa.uint8()), ("split_key", pa.binary(DIGEST_BYTES)), ("leader", pa.uint64())]
 )
-"""One row for each row of the text table, in its order. `split_key` is equal for all documents that must be in the same split."""
+"""In ascending order of the ids. `split_key` is equal for all documents that must be in the same split."""
 
 STAGES = ("find duplicates", "verify duplicates", "resolve duplicates", "mark duplicates")
 
@@ -52,11 +50,6 @@ BUCKET_ENTRIES = 1 << 22  # entries of keys in one bucket: 64 MiB, and about fiv
 MAX_ROUNDS = 5  # of pairing the documents that are kept; two or three find all
 TASK_PAIRS = 1 << 18  # candidates that one task verifies
 ENTRY_BYTES, PAIR_BYTES, KEY_BYTES = 16, 16, 28  # size of each in its file, for the progress
-
-RESOLVED_SCHEMA = pa.schema(
-    [("id", pa.uint64()), ("fate", pa.uint8()), ("leader", pa.uint64()), ("split_key", pa.binary(DIGEST_BYTES))]
-)
-"""The documents that are similar to any other, in ascending order of their ids."""
 
 _BATCH_ROWS = 1 << 16
 _LARGEST = 20  # clusters in the report
@@ -116,7 +109,7 @@ class Duplicates:
     candidates: int  # pairs that share a key and are not equal
     similar: int  # of these pairs, those whose similarity reaches the threshold
     capped: int  # documents that were kept because their leaders had absorbed `max_cluster` others
-    clusters: list[dict[str, Any]]
+    clusters: list[dict[str, Any]]  # `leader` with `id`, `path` and `line`; `size`, `members` and `sample`
     alarms: list[str]  # sources that lose more than `alarm_fraction` of their documents as duplicates
 
     @property
@@ -177,24 +170,13 @@ def find_duplicates(
     for partition, result in zip(partitions, marked, strict=True):
         for name, count in result.counts.items():
             sources[partition.source][name] += count
-    source_of = {partition.number: partition.source for partition in partitions}
     return Duplicates(
         rejected=[{name: count for name, count in result.counts.items() if count and name != _KEPT} for result in marked],
         sources=dict(sources),
         candidates=counts.candidates,
         similar=counts.similar,
         capped=resolved.capped,
-        clusters=[
-            {
-                "leader": {
-                    "source": source_of[partition_of(cluster["leader"])],
-                    "id": cluster["leader"],
-                    **{name: cluster[name] for name in ("path", "line") if name in cluster},
-                },
-                **{name: cluster[name] for name in ("size", "members", "sample")},
-            }
-            for cluster in resolved.clusters
-        ],
+        clusters=resolved.largest,
         alarms=[name for name, fates in sources.items() if _lost_share(fates) > settings.alarm_fraction],
     )
 
@@ -205,6 +187,7 @@ def _shares(total: int, parts: int) -> list[int]:
 
 
 def mark_partition(task: MarkTask) -> MarkResult:
+    """Write one row for each row of the text table, and count the documents by fate."""
     ids, digests, overlaps = read_keys(task.keys / f"{task.number:06d}")
     fates, leaders = np.full(len(ids), Fate.KEEP, np.uint8), ids.copy()
     fates[overlaps >= task.settings.benchmark_overlaps] = Fate.BENCHMARK
@@ -249,11 +232,11 @@ class ResolveTask:
 @dataclass
 class ResolveResult:
     capped: int
-    clusters: list[dict[str, Any]] = field(default_factory=list)  # `leader` with `path` and `line`, `size`, `members`, `sample`
+    largest: list[dict[str, Any]]  # clusters, as in `Duplicates`
 
 
 def resolve_pairs(task: ResolveTask) -> ResolveResult:
-    """Write all decisions, with about 150 bytes of memory for each pair and its documents."""
+    """Write the decisions about documents in any pair, with about 150 bytes of memory for each pair and its documents."""
     resolution = resolve(read_pairs(task.copies, *_ALL_IDS), read_pairs(task.similar, *_ALL_IDS), task.settings.max_cluster)
     digests_M = np.empty(len(resolution.roots_M), f"V{DIGEST_BYTES}")
     numbers_M = resolution.roots_M >> np.uint64(32)
@@ -261,11 +244,10 @@ def resolve_pairs(task: ResolveTask) -> ResolveResult:
         rows = np.flatnonzero(numbers_M == number)
         ids, digests, _ = read_keys(task.work / "keys" / f"{number:06d}")
         digests_M[rows] = digests[np.searchsorted(ids, resolution.roots_M[rows])]
-    split_keys = fixed_bytes(digests_M)
-    columns = [*map(pa.array, (resolution.ids_M, resolution.fates_M, resolution.leaders_M)), split_keys]
-    with TableWriter(task.output, RESOLVED_SCHEMA) as table:
-        for begin in range(0, len(resolution.ids_M), _BATCH_ROWS):
-            table.write(pa.record_batch([column[begin : begin + _BATCH_ROWS] for column in columns], schema=RESOLVED_SCHEMA))
+    columns = [resolution.ids_M, resolution.fates_M, fixed_bytes(digests_M), resolution.leaders_M]
+    with TableWriter(task.output, FATES_SCHEMA) as table:
+        for batch in pa.table(columns, schema=FATES_SCHEMA).to_batches(_BATCH_ROWS):
+            table.write(batch)
     result = ResolveResult(resolution.capped, largest_clusters(resolution, Texts(task.work / "text")))
     return commit_result(task, result, table.written)
 
@@ -323,8 +305,7 @@ def largest_clusters(resolution: Resolution, texts: Texts) -> list[dict[str, Any
     order = np.lexsort((leaders, -counts))[:_LARGEST]
     return [
         {
-            "leader": leader,
-            **dict(zip(("path", "line"), texts.place(leader), strict=True)),
+            "leader": {"id": leader, **dict(zip(("path", "line"), texts.place(leader), strict=True))},
             "size": count + 1,
             "members": resolution.ids_M[dropped[resolution.leaders_M[dropped] == leader][:_MEMBERS]].tolist(),
             "sample": texts.find(leader)[:_SAMPLE_BYTES].to_pybytes().decode("utf-8", "ignore")[:_SAMPLE_CHARS],

@@ -8,12 +8,11 @@ Keys are stored in the order of the documents, and as sorted runs with entries o
 bits of the digest. Equal documents have 95 equal bits. Two different ones among 10^10 do with a probability of one in 800 million.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -140,20 +139,16 @@ ENTRIES_SCHEMA = pa.schema([("key", pa.uint64()), ("check", pa.uint32()), ("ordi
 _RUN_DOCUMENTS = 1 << 16  # signed documents held in memory, about 300 bytes each
 
 
-class KeyWriter:
+class KeyWriter(ExitStack):
     """Documents must be added in ascending order of their ids."""
 
     def __init__(self, output: Path, settings: DedupConfig) -> None:
+        super().__init__()
         self._settings = settings
-        self._table = TableWriter(output, KEYS_SCHEMA)
-        self._runs = TableWriter(entries_path(output), ENTRIES_SCHEMA)
+        self._table = self.enter_context(TableWriter(output, KEYS_SCHEMA))
+        self._runs = self.enter_context(TableWriter(entries_path(output), ENTRIES_SCHEMA))
         self._waiting: list[pa.RecordBatch] = []
         self._num_waiting = 0
-
-    def __enter__(self) -> KeyWriter:
-        self._table.__enter__()
-        self._runs.__enter__()
-        return self
 
     @property
     def written(self) -> dict[Path, str]:
@@ -184,11 +179,10 @@ class KeyWriter:
             self._runs.write(pa.record_batch([key[order], check[order], ordinal[order]], schema=ENTRIES_SCHEMA))
         self._waiting, self._num_waiting = [], 0
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
         if kind is None:
             self._flush()
-        self._runs.__exit__(kind, error, trace)
-        self._table.__exit__(kind, error, trace)
+        return super().__exit__(kind, error, trace)
 
 
 def entries_path(keys: Path) -> Path:

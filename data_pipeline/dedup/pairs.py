@@ -34,7 +34,6 @@ _FIRST_SURVIVORS = 64  # the same, after most documents are dropped
 
 Ids = NDArray[np.uint64]
 Pairs = tuple[Ids, Ids]
-_CACHE_BYTES = 64 << 20  # of cached shingles
 _CHUNK_BYTES = 16 << 20  # of texts whose pairs are compared together; their shingles need up to eight times as much memory
 _OPEN_FILES = 64
 _BATCH_BYTES = 1 << 20  # of texts whose shingles are computed together
@@ -51,9 +50,7 @@ class BucketTask:
 
 @dataclass
 class BucketResult:
-    entries: int = 0
     candidates: int = 0  # pairs, some counted more than once
-    copies: int = 0
     crowded: int = 0  # members of groups that were not paired completely
     samples: list[int] = field(default_factory=list)
 
@@ -67,14 +64,12 @@ class RefineTask:
 
 def find_candidates(task: BucketTask) -> BucketResult:
     keys, checks, ids = read_bucket(task)
-    result = BucketResult(entries=len(keys))
     keys, checks, ids = only_shared(keys, checks, ids)
     copies, keys, ids = take_copies(keys, checks, ids)
-    result.copies = len(copies[0])
     with TableWriter(copies_path(task.output), PAIRS_SCHEMA) as copied:
         copied.write(pa.record_batch(list(copies), schema=PAIRS_SCHEMA))
     is_crowded = group_sizes(keys) > _FIRST_MEMBERS + 2
-    result.crowded = int(is_crowded.sum())
+    result = BucketResult(crowded=int(is_crowded.sum()))
     with TableWriter(crowded_path(task.output), GROUPS_SCHEMA) as crowded:
         crowded.write(pa.record_batch([keys[is_crowded], ids[is_crowded]], schema=GROUPS_SCHEMA))
     pairs = _write_pairs(task.output, pair_up(keys, ids, _FIRST_MEMBERS), result)
@@ -216,11 +211,13 @@ class VerifyResult:
 def verify_candidates(task: VerifyTask) -> VerifyResult:
     pairs = read_pairs(task.candidates, task.lower, task.upper)
     texts = Texts(task.texts)
-    cache = ShingleCache(texts, task.settings.shingle_words)
+    shingles: dict[int, Hashes] = {}
     similarities: list[float] = []
     for chunk in _chunks(pairs, texts):
-        cache.load({identity for pair in chunk for identity in pair})
-        similarities += [jaccard(cache[later], cache[earlier]) for later, earlier in chunk]
+        wanted = {identity for pair in chunk for identity in pair}
+        shingles = {identity: shingles[identity] for identity in wanted & shingles.keys()}
+        shingles |= shingles_of(wanted - shingles.keys(), texts, task.settings.shingle_words)
+        similarities += [jaccard(shingles[later], shingles[earlier]) for later, earlier in chunk]
     later, earlier = (ids[np.array(similarities) >= task.settings.threshold] for ids in pairs)
     with TableWriter(task.output, PAIRS_SCHEMA) as table:
         table.write(pa.record_batch([later, earlier], schema=PAIRS_SCHEMA))
@@ -283,35 +280,15 @@ class Texts:
         raise KeyError(f"{self._folder}: no document with id {identity}")
 
 
-class ShingleCache:
-    """The shingle sets of documents. Those that were not used recently are dropped and computed again on demand."""
-
-    def __init__(self, texts: Texts, num_words: int) -> None:
-        self._texts = texts
-        self._num_words = num_words
-        self._sets: dict[int, Hashes] = {}
-        self._bytes = 0
-
-    def __getitem__(self, identity: int) -> Hashes:
-        return self._sets[identity]
-
-    def load(self, ids: set[int]) -> None:
-        """Load the sets of these documents. They stay available until the next call."""
-        for identity in [*self._sets]:
-            if self._bytes <= _CACHE_BYTES:
-                break
-            if identity not in ids:
-                self._bytes -= self._sets.pop(identity).nbytes
-        for identity in sorted(ids & self._sets.keys()):
-            self._sets[identity] = self._sets.pop(identity)  # move to the end: most recently used
-        missing = sorted(ids - self._sets.keys())
-        ends = np.cumsum([self._texts.find(identity).size for identity in missing]) // _BATCH_BYTES
-        for _, batch in groupby(zip(ends.tolist(), missing, strict=True), key=itemgetter(0)):
-            members = [identity for _, identity in batch]
-            shingles = shingle(TextBatch([self._texts.find(identity).to_pybytes() for identity in members]), self._num_words)
-            for place, identity in enumerate(members):
-                self._sets[identity] = shingles.of(place)
-                self._bytes += self._sets[identity].nbytes
+def shingles_of(ids: set[int], texts: Texts, num_words: int) -> dict[int, Hashes]:
+    found: dict[int, Hashes] = {}
+    ordered = sorted(ids)
+    ends = np.cumsum([texts.find(identity).size for identity in ordered]) // _BATCH_BYTES
+    for _, batch in groupby(zip(ends.tolist(), ordered, strict=True), key=itemgetter(0)):
+        members = [identity for _, identity in batch]
+        shingles = shingle(TextBatch([texts.find(identity).to_pybytes() for identity in members]), num_words)
+        found |= {identity: shingles.of(place) for place, identity in enumerate(members)}
+    return found
 
 
 def jaccard(one: Hashes, other: Hashes) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import resource
 import struct
-import sys
 
 from resiliparse.extract.html2text import extract_plain_text
 
@@ -51,4 +50,3 @@ def _extract(page: bytes, mode: bytes) -> tuple[bytes, bytes]:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()

@@ -30,7 +30,6 @@ MAX_LABEL_CHARS = 200  # longest name of a label, in characters
 class JudgedDocument:
     document: Document
     language: str  # `code` for code; `und` if the language is unknown or was not identified
-    confidence: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _judge_alone(
         return b"", rejection
     text = document.text.encode()
     if document.kind == "code" or not config.language.identify:
-        return text, JudgedDocument(document, CODE if document.kind == "code" else UNDETERMINED, 0.0)
+        return text, JudgedDocument(document, CODE if document.kind == "code" else UNDETERMINED)
     found = identify(text, config.language)
     confidences.setdefault(found.language, Counter())[confidence_bin(found.confidence)] += 1
     settings = config.language
@@ -95,7 +94,7 @@ def _judge_alone(
     elif settings.keep and found.confidence < settings.min_confidence:
         reason, bound = Reason.LANGUAGE_UNCERTAIN, f"language.min_confidence = {settings.min_confidence}"
     else:
-        return text, JudgedDocument(document, found.language, found.confidence)
+        return text, JudgedDocument(document, found.language)
     return text, Rejection.of(document, reason, f"{found.language} with confidence {found.confidence:.2f}, {bound}")
 
 

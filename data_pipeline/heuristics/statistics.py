@@ -11,8 +11,6 @@ Shape suffixes: N bytes of all texts, D texts, W words, T tokens (runs between w
 I any items.
 """
 
-# ruff: noqa: N802, N815 - names of arrays carry their shape, and properties are arrays
-
 from __future__ import annotations
 
 import string

@@ -33,7 +33,6 @@ from data_pipeline.config.prepare import KeptRejects
 from data_pipeline.dataset.layout import (
     CARD,
     CHOSEN,
-    DOCUMENTS,
     FOLDERS,
     INPUTS,
     LABELS,
@@ -172,10 +171,9 @@ def _named(packed: Sequence[tuple[PackTask, PackResult]]) -> tuple[dict[ShardEnt
             counts = {key: value for key, value in shard.items() if key != "name"}
             path = name(f"{task.split}/{task.source}")
             shards[ShardEntry(path=path, split=task.split, source=task.source, **counts)] = task.output / shard["name"]
-        if result.facts_sha256:
-            tables[name(f"{DOCUMENTS}/{task.source}")] = (data_path(task.output / DOCUMENTS), result.facts_sha256)
-        if result.labels_sha256:
-            tables[name(f"{LABELS}/{task.split}-{task.source}")] = (data_path(task.output / LABELS), result.labels_sha256)
+        for folder, digest in result.tables.items():
+            of_split = f"{task.split}-" if folder == LABELS else ""
+            tables[name(f"{folder}/{of_split}{task.source}")] = (data_path(task.output / folder), digest)
     return shards, tables
 
 

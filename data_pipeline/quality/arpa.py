@@ -33,8 +33,6 @@ from common.errors import ConfigError
 from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS, Scores
 from data_pipeline.text import HASH_MULTIPLIER, Hashes, Int64s, mix_hashes
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 _STEPS = 1024
 _BITS_PER_DIGIT = math.log2(10)
 _GZIP = b"\x1f\x8b"

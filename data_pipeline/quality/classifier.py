@@ -10,8 +10,6 @@ steps of Nesterov's accelerated gradient descent (1983). They are rounded to int
 Shape suffixes: T token ids, D texts, F features of all texts, W weights.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from collections.abc import Iterable

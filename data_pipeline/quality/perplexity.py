@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,8 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import QualityConfig
-from data_pipeline.documents import Reason
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, Ids
 from data_pipeline.text import Hashes, Int64s, mix_hashes
-
-# ruff: noqa: N815 - names of arrays carry their shape
 
 Counts = NDArray[np.uint32]
 Scores = NDArray[np.uint16]
@@ -139,8 +137,8 @@ def perplexity(score: float) -> float:
     return float(2.0 ** (score / SCORE_STEPS))
 
 
-def count_scores(scores_D: Scores) -> dict[str, int]:
-    values, counts = np.unique(scores_D, return_counts=True)
+def count_values(values_D: NDArray[Any]) -> dict[str, int]:
+    values, counts = np.unique(values_D, return_counts=True)
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
 
@@ -175,21 +173,6 @@ def resolve_bounds(histogram: Mapping[str, int], settings: QualityConfig) -> Bou
     return Bounds(max(lows), min(highs), math.ceil(settings.min_good_probability * PROBABILITY_STEPS))
 
 
-FATES = (None, Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD)  # what the numbers of `judge` mean
-
-
-def judge(bounds: Bounds, scores_D: Scores | None, probabilities_D: Scores | None) -> NDArray[np.uint8]:
-    """Return an index into `FATES` for each document, the first that applies. None as scores skips their bounds."""
-    given = scores_D if scores_D is not None else probabilities_D
-    fates_D = np.zeros(0 if given is None else len(given), np.uint8)
-    if probabilities_D is not None:
-        fates_D[probabilities_D < bounds.min_probability] = FATES.index(Reason.CLASSIFIED_BAD)
-    if scores_D is not None:
-        fates_D[scores_D > bounds.max_score] = FATES.index(Reason.PERPLEXITY_HIGH)
-        fates_D[scores_D < bounds.min_score] = FATES.index(Reason.PERPLEXITY_LOW)
-    return fates_D
-
-
 # The tokens in blocks
 
 
@@ -202,7 +185,7 @@ class _Block:
     triple_T: Hashes  # each token and the two before it, as one number
 
     @property
-    def pair_T(self) -> Hashes:  # noqa: N802
+    def pair_T(self) -> Hashes:
         return self.triple_T & np.uint64((1 << 2 * _ID_BITS) - 1)
 
     def repeats(self) -> Int64s:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import Reason, Stage, partition_of
 from data_pipeline.execution.tasks import Counts, add_counts
 from data_pipeline.packing.placement import METHODS
-from data_pipeline.quality.perplexity import SCORE_STEPS, perplexity
+from data_pipeline.quality.perplexity import SCORE_STEPS, Bounds, perplexity
 from data_pipeline.reports.lengths import at_percents, compare_row_lengths, describe_lengths, share_of
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.rejects import collect_rejects, lines_before
-from data_pipeline.stages.select import Cuts, SelectResult
+from data_pipeline.stages.select import SelectResult
 from data_pipeline.stages.split import SplitResult, share_lost_to_benchmarks
 from data_pipeline.stages.tokenize import TokenizeResult
 
@@ -34,7 +33,7 @@ class Results:
     duplicates: Duplicates
     split: Sequence[SplitResult]
     tokenized: Sequence[TokenizeResult]
-    cuts: Mapping[str, Cuts]
+    bounds: Mapping[str, Bounds]
     selected: Sequence[SelectResult]
     packed: Sequence[tuple[Split, PackResult]]
 
@@ -57,17 +56,16 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
         left -= sum(counts.values())
     lost = share_lost_to_benchmarks(results.read, results.split)
     lines = lines_before(results.partitions, results.read)
-    clusters = copy.deepcopy(results.duplicates.clusters)
-    for leader in (cluster["leader"] for cluster in clusters):
-        if "line" in leader:  # it counts from the start of the file
-            leader["line"] += lines[partition_of(leader["id"])]
+    clusters = []
+    for cluster in results.duplicates.clusters:
+        leader, number = cluster["leader"], partition_of(cluster["leader"]["id"])
+        place = {"source": results.partitions[number].source, "line": leader["line"] + lines[number]}  # from the start of the file
+        clusters.append(cluster | {"leader": leader | place})
     return {
         "documents": documents,
         "stages": stages,
         "rejected": rejected,
-        "samples": list(
-            collect_rejects(results.partitions, results.read, results.split, results.selected, most=_SHOWN_SAMPLES_PER_REASON)
-        ),
+        "samples": list(collect_rejects(results.partitions, results.read, results.selected, most=_SHOWN_SAMPLES_PER_REASON)),
         "sources": {name: _source(results, numbers, config, name, tokens_trained_on) for name, numbers in sources.items()},
         "lengths": {
             "characters": describe_lengths(add_counts(result.characters for result in results.selected)),
@@ -80,7 +78,7 @@ def make_report(results: Results, config: PrepareConfig) -> dict[str, Any]:
             "benchmark_share_by_source": {source: round(share, 6) for source, share in lost.items()},
             "benchmark_alarms": [source for source, share in lost.items() if share > config.dedup.benchmark_alarm_fraction],
         },
-        "perplexity": _perplexity(results, sources),
+        "perplexity": _perplexity(results, sources, config.quality.trusted),
         **row_counts(results.packed, config.row_length),
     }
 
@@ -141,7 +139,7 @@ def _source(results: Results, numbers: Sequence[int], config: PrepareConfig, nam
     }
 
 
-def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def _perplexity(results: Results, sources: Mapping[str, Sequence[int]], trusted: str | None) -> dict[str, Any]:
     """With a histogram in bins of a quarter of an octave: from, to, and the number of documents."""
     by_source = {name: add_counts(results.tokenized[number].scores for number in numbers) for name, numbers in sources.items()}
     bins: Counter[int] = Counter()
@@ -157,9 +155,9 @@ def _perplexity(results: Results, sources: Mapping[str, Sequence[int]]) -> dict[
         },
         "histogram": [[low, high, bins[number]] for number, (low, high) in enumerate(pairwise(borders), min(bins))],
         "thresholds": {
-            name: {"min": round(perplexity(cuts.bounds.min_score), 3), "max": round(perplexity(cuts.bounds.max_score), 3)}
-            for name, cuts in results.cuts.items()
-            if cuts.by_perplexity
+            name: {"min": round(perplexity(bounds.min_score), 3), "max": round(perplexity(bounds.max_score), 3)}
+            for name, bounds in results.bounds.items()
+            if name != trusted
         },
     }
 

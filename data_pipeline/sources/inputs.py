@@ -154,7 +154,8 @@ def _find_named(named: str, source: _Source, config: PrepareConfig, ignored: Ign
     visible = [file for file in unprepared if not (listing.is_folder and is_hidden(file.path))]
     if num_prepared := len(listing.files) - len(unprepared):
         logger.warning("source %s: %d files that a preparation has written are not read", _shown(named), num_prepared)
-    files = list(_texts(visible, ignored, is_folder=listing.is_folder))
+    root = None if is_url(named) else Path(listing.root).absolute()
+    files = list(_texts(visible, root if root is None or root.is_dir() else root.parent, ignored, is_folder=listing.is_folder))
     shapes = {file: _shape_of(file) for file in files}
     usable = [_input(file, shape, source) for file, shape in shapes.items() if shape is not None]
     unknown = [file for file, shape in shapes.items() if shape is None]
@@ -255,8 +256,8 @@ def _input(file: Found, shape: Shape, source: _Source) -> InputFile:
     return InputFile(source=source.name or "", format=shape.format, compression=shape.compression, kind=kind, **vars(file))
 
 
-def _texts(files: Sequence[Found], ignored: IgnoredFiles, *, is_folder: bool) -> Iterator[Found]:
-    root = _root_of(files)
+def _texts(files: Sequence[Found], root: Path | None, ignored: IgnoredFiles, *, is_folder: bool) -> Iterator[Found]:
+    """Yield the files below `root`, which is None if they are in a store, without those that hold no text of their source."""
     stale = set() if root is None else stale_files([file.path for file in files], root)
     saved = {file.path.rpartition("/")[0] for file in files if file.path.rpartition("/")[2] == "dataset_info.json"}
     for file in files:
@@ -269,14 +270,6 @@ def _texts(files: Sequence[Found], ignored: IgnoredFiles, *, is_folder: bool) ->
             ignored.add(IgnoredReason.CACHE, file.path)
         else:
             yield file
-
-
-def _root_of(files: Sequence[Found]) -> Path | None:
-    """Return the folder on this machine that the paths are relative to."""
-    first = next(iter(files), None)
-    if first is None or first.location.store or not first.location.name.endswith(f"/{first.path}"):
-        return None
-    return Path(first.location.name.removesuffix(f"/{first.path}"))
 
 
 def _not_prepared(files: Iterable[Found], output: Path) -> Iterator[Found]:

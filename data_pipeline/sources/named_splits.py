@@ -6,8 +6,6 @@ Of plain text and source code only a whole name counts, because a folder `tests`
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -17,7 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from common.errors import SourceError
-from common.files import UnusableFileError, parse_json, read_input
+from common.files import parse_json, read_input
 
 NamedSplit = Literal["train", "validation", "test"]
 CARD = "README.md"
@@ -31,9 +29,7 @@ _SEPARATORS = re.compile(r"[-_. 0-9]+")
 _MAX_CARD_BYTES = 256 << 10
 _MOST_PATTERNS = 10_000
 _NO_CARD = (yaml.YAMLError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
-"""Errors of the YAML library, and of a card with other content."""
-
-logger = logging.getLogger(__name__)
+"""Errors of the YAML library, and of a file with other content."""
 
 
 def named_splits(paths: Mapping[str, bool], root: Path | None) -> dict[str, NamedSplit]:
@@ -88,17 +84,7 @@ def _patterns_of_card(root: Path) -> list[tuple[str, NamedSplit]]:
                     found.append((PurePosixPath(folder + path).as_posix(), split))
                     if len(found) >= _MOST_PATTERNS:
                         return found
-    except (
-        OSError,
-        UnusableFileError,
-        yaml.YAMLError,
-        ArithmeticError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):
+    except (OSError, *_NO_CARD):
         pass
     return found
 
@@ -130,7 +116,7 @@ def stale_files(paths: Iterable[str], root: Path) -> set[str]:
         try:
             state = parse_json(read_input(root / folder / "state.json", _MAX_CARD_BYTES, below=root))
             named = {PurePosixPath(one["filename"]).name for one in state["_data_files"]}
-        except (OSError, UnusableFileError, ValueError, KeyError, TypeError, AttributeError, json.JSONDecodeError):
+        except (OSError, *_NO_CARD):
             continue
         if missing := sorted(named - names):
             raise SourceError(f"{root / folder / 'state.json'} names {missing[0]}, which is missing; copy the whole folder again")

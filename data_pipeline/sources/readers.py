@@ -61,11 +61,8 @@ def _read_file(stream: Readable, part: Part, config: PrepareConfig, ignored: Cou
     source_format = FORMATS[file.format]
     origin = source_format.origin(file.path, file.kind, config)
     border = tail_offset(file.bytes, config.split.val_fraction) if config.split.by == "tail" else 0
-    if is_compressed:
-        content = Content(origin, config, blocks, budget, start=part.start, border=border)
-    else:
-        content = Content(origin, config, blocks, budget, stream, file.bytes, part.start, end, border)
-    yield from source_format.read(content)
+    for_random_access = None if is_compressed else stream
+    yield from source_format.read(Content(origin, config, blocks, budget, for_random_access, file.bytes, part.start, end, border))
 
 
 def _read_members(

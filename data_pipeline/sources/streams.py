@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import zstandard
 
@@ -124,16 +124,17 @@ def decompress(blocks: Iterator[bytes], compression: Compression, limits: LimitC
     """Yield the decompressed bytes of all members, frames or streams of a file, in blocks of at most 2 MiB."""
     match compression:
         case "gz":
-            blocks = _decompress(blocks, lambda: _Zlib(31), "gzip", budget, padding=b"\0")
+            blocks = _decompress(blocks, lambda: _Zlib(zlib.decompressobj(31)), "gzip", budget, padding=b"\0")
         case "bz2":
             blocks = _decompress(blocks, bz2.BZ2Decompressor, "bzip2", budget)
         case "xz":
             memory = limits.max_window_bytes + _XZ_STATE_BYTES
             blocks = _decompress(blocks, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memory), "xz", budget, padding=b"\0")
         case "zst":
-            blocks = _unzstd(blocks, limits.max_window_bytes, budget)
+            context = zstandard.ZstdDecompressor(max_window_size=limits.max_window_bytes)
+            blocks = _decompress(blocks, lambda: _Zstd(context.decompressobj()), "zstd", budget, piece_bytes=_ZSTD_INPUT_BYTES)
         case "deflate":
-            blocks = _decompress(blocks, lambda: _Zlib(-15), "deflate", budget)
+            blocks = _decompress(blocks, lambda: _Zlib(zlib.decompressobj(-15)), "deflate", budget)
     return budget.watch(blocks)
 
 
@@ -143,36 +144,48 @@ _XZ_STATE_BYTES = 1 << 20  # memory of the decoder in addition to the dictionary
 class _Zlib:
     """zlib with the interface of bz2 and lzma, which buffer unread input."""
 
-    def __init__(self, window_bits: int) -> None:
-        self._member = zlib.decompressobj(window_bits)
+    def __init__(self, member: Any) -> None:
+        self._member = member
 
     @property
     def eof(self) -> bool:
-        return self._member.eof
+        return bool(self._member.eof)
 
     @property
     def unused_data(self) -> bytes:
-        return self._member.unused_data
+        return bytes(self._member.unused_data)
 
     @property
     def needs_input(self) -> bool:
         return not self._member.unconsumed_tail
 
     def decompress(self, data: bytes, /, max_length: int = -1) -> bytes:
-        return self._member.decompress(self._member.unconsumed_tail + data, max_length)
+        return bytes(self._member.decompress(self._member.unconsumed_tail + data, max_length))
+
+
+class _Zstd(_Zlib):
+    """zstandard, which cannot limit its output and reads all input."""
+
+    def decompress(self, data: bytes, /, max_length: int = -1) -> bytes:
+        return bytes(self._member.decompress(data))
 
 
 _Decoder = bz2.BZ2Decompressor | lzma.LZMADecompressor | _Zlib
 
 
 def _decompress(
-    blocks: Iterator[bytes], new: Callable[[], _Decoder], name: str, budget: Budget, padding: bytes = b""
+    blocks: Iterator[bytes],
+    new: Callable[[], _Decoder],
+    name: str,
+    budget: Budget,
+    padding: bytes = b"",
+    piece_bytes: int = _PIECE_BYTES,
 ) -> Iterator[bytes]:
     """Yield the decompressed bytes of all members of a file. Bytes in `padding` may follow a member."""
     member, started = new(), False
     try:
         # In small pieces, because a decoder copies its remaining input at the end of each member.
-        for piece in (block[start : start + _PIECE_BYTES] for block in blocks for start in range(0, len(block), _PIECE_BYTES)):
+        for piece in (block[start : start + piece_bytes] for block in blocks for start in range(0, len(block), piece_bytes)):
             data = piece
             while data or not (member.needs_input or member.eof):
                 if member.eof:
@@ -186,37 +199,13 @@ def _decompress(
                 data = member.unused_data if member.eof else b""
                 if out:
                     yield out
-    except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
-        if "Memory usage limit" in str(error):
-            raise StreamError(Reason.DECOMPRESSION_BUDGET, f"its {name} dictionary is over limits.max_window_bytes") from None
+    except (zlib.error, lzma.LZMAError, zstandard.ZstdError, OSError, EOFError) as error:
+        if "Memory usage limit" in str(error) or "too much memory" in str(error):
+            window = "window" if name == "zstd" else "dictionary"
+            raise StreamError(Reason.DECOMPRESSION_BUDGET, f"its {name} {window} is over limits.max_window_bytes") from None
         raise StreamError(Reason.CORRUPT_COMPRESSION, f"damaged {name} data: {error}") from None
     if not started or not member.eof:
         raise StreamError(Reason.CORRUPT_COMPRESSION, f"{name} data ends in the middle; the file is truncated")
-
-
-def _unzstd(blocks: Iterator[bytes], max_window_bytes: int, budget: Budget) -> Iterator[bytes]:
-    context = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
-    frame = context.decompressobj()
-    started = False
-    try:
-        for block in blocks:
-            for start in range(0, len(block), _ZSTD_INPUT_BYTES):
-                data = block[start : start + _ZSTD_INPUT_BYTES]
-                while data:
-                    if frame.eof:
-                        frame = context.decompressobj()
-                        budget.charge(_MEMBER_BYTES)
-                    started = True
-                    out = frame.decompress(data)
-                    data = frame.unused_data if frame.eof else b""
-                    if out:
-                        yield out
-    except zstandard.ZstdError as error:
-        if "too much memory" in str(error):
-            raise StreamError(Reason.DECOMPRESSION_BUDGET, "its zstd window is over limits.max_window_bytes") from None
-        raise StreamError(Reason.CORRUPT_COMPRESSION, f"damaged zstd data: {error}") from None
-    if not started or not frame.eof:
-        raise StreamError(Reason.CORRUPT_COMPRESSION, "zstd data ends in the middle; the file is truncated")
 
 
 def read_lines(blocks: Iterator[bytes], max_bytes: int, start: int = 0, end: int | None = None) -> Iterator[Line]:

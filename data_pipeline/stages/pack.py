@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from common.files import digest_file, unfinished_path
 from data_pipeline.config import PackingConfig
 from data_pipeline.dataset.layout import CHOSEN, DOCUMENTS, LABELS, LOSS_RUNS, TOKENS
-from data_pipeline.dataset.loss_mask import LossMask
 from data_pipeline.dataset.shards import ShardContent, token_type, write_shard
 from data_pipeline.dataset.splits import SPLITS, Split
 from data_pipeline.dataset.tables import DOCUMENTS_SCHEMA, LABELS_SCHEMA, TableWriter, data_path, read_side_by_side
 from data_pipeline.execution.tasks import Counts, Runner, add_counts, commit_result
 from data_pipeline.filters.judge import label_of
 from data_pipeline.packing.placement import METHODS, count_packing, pack
-from data_pipeline.packing.rows import Window, cut_into_shards, cut_into_windows, fill_rows
+from data_pipeline.packing.rows import Window, fill_rows, num_tokens_of, regroup
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
 
 
@@ -103,8 +102,7 @@ class PackResult:
     )
     shards: list[dict[str, Any]] = field(default_factory=list)  # name, rows, tokens, targets, bytes and digest of each shard
     targets_without_loss: int | None = None  # None if no document of the source has a loss mask
-    facts_sha256: str = ""  # digest of the table of facts about the documents; empty for training documents, which have none
-    labels_sha256: str = ""  # digest of the table of labels; empty if the documents have none
+    tables: dict[str, str] = field(default_factory=dict)  # digest of the table of facts (of validation) or labels, by folder
 
 
 def pack_group(task: PackTask) -> PackResult:
@@ -113,7 +111,8 @@ def pack_group(task: PackTask) -> PackResult:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     rows_per_shard = max(1, task.settings.shard_bytes // (task.row_length * task.token_bytes))
-    for content in cut_into_shards(_packed_windows(task, result), rows_per_shard):
+    for batch in regroup(_packed_windows(task, result), rows_per_shard, lambda rows: np.ones(rows.num_rows, np.int64)):
+        content = ShardContent.of(batch)
         path = temporary / f"{len(result.shards):05d}.arrow"
         write_shard(path, content)
         if content.mask is not None:
@@ -129,30 +128,29 @@ def pack_group(task: PackTask) -> PackResult:
                 "sha256": digest_file(path),
             }
         )
-        del content  # frees the shard before the next one fills
+        del batch, content  # frees the shard before the next one fills
     files = {shard["name"]: shard["sha256"] for shard in result.shards}
-    if task.split == "val":
-        result.facts_sha256 = files[data_path(Path(DOCUMENTS)).name] = _written(
-            temporary / DOCUMENTS, DOCUMENTS_SCHEMA, _facts(task)
-        )
+    tables = {DOCUMENTS: (DOCUMENTS_SCHEMA, _facts(task))} if task.split == "val" else {}
     if (label_field := task.documents[0].label_field) is not None:
-        labels = _labels(task, label_field)
-        result.labels_sha256 = files[data_path(Path(LABELS)).name] = _written(temporary / LABELS, LABELS_SCHEMA, labels)
+        tables[LABELS] = (LABELS_SCHEMA, _labels(task, label_field))
+    for name, (schema, batches) in tables.items():
+        with TableWriter(temporary / name, schema) as table:
+            for batch in batches:
+                table.write(batch)
+        result.tables[name] = files[data_path(Path(name)).name] = table.digest
     shutil.rmtree(task.output, ignore_errors=True)  # renamed by a run that was killed before it wrote the result
     temporary.rename(task.output)
     return commit_result(task, result, {task.output / name: digest for name, digest in files.items()})
 
 
-def _written(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    with TableWriter(path, schema) as table:
-        for batch in batches:
-            table.write(batch)
-    return table.digest
+def _packed_windows(task: PackTask, result: PackResult) -> Iterator[pa.RecordBatch]:
+    has_labels = task.documents[0].label_field is not None
 
+    def num_packed(documents: pa.RecordBatch) -> NDArray[np.int64]:
+        return np.minimum(num_tokens_of(documents), task.row_length) if has_labels else num_tokens_of(documents)
 
-def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent]:
-    windows = _tokenized(task) if task.documents[0].label_field is None else _cut_to_rows(_tokenized(task), task.row_length, result)
-    for window in cut_into_windows(windows, task.settings.window_tokens):
+    for documents in regroup(_tokenized(task), task.settings.window_tokens, num_packed):
+        window = _cut_to_rows(Window.of(documents), task.row_length, result) if has_labels else Window.of(documents)
         packings = {method: pack(window.lengths_D, task.row_length, method) for method in METHODS}
         result.documents += len(window.ids_D)
         result.document_tokens += len(window.tokens_T)
@@ -160,7 +158,7 @@ def _packed_windows(task: PackTask, result: PackResult) -> Iterator[ShardContent
         result.cut_documents += counts[task.settings.method]["cut_documents"]
         result.methods = {method: add_counts([result.methods[method], counts[method]]) for method in METHODS}
         yield from fill_rows(window, packings[task.settings.method], task.row_length, task.pad_id, has_pairs=task.has_pairs)
-        del window  # frees it before the next one is gathered
+        del documents, window  # frees them before the next one is gathered
 
 
 def _with_copies(task: PackTask) -> Iterator[tuple[pa.RecordBatch, NDArray[np.uint8]]]:
@@ -171,36 +169,26 @@ def _with_copies(task: PackTask) -> Iterator[tuple[pa.RecordBatch, NDArray[np.ui
             yield batch, row.column("copies").to_numpy() * is_in_D
 
 
-def _tokenized(task: PackTask) -> Iterator[Window]:
+def _tokenized(task: PackTask) -> Iterator[pa.RecordBatch]:
     """Yield each document once in order, then those with a second copy again, and so on, so that copies are far apart."""
     copy, most = 0, 1
     while copy < most:
         for batch, copies_D in _with_copies(task):
             most = max(most, int(copies_D.max(initial=0)))
             taken = batch.select([name for name in ("id", "tokens", LOSS_RUNS) if name in batch.schema.names])
-            taken = taken.filter(pa.array(copies_D > copy))
-            if not taken.num_rows:
-                continue
-            tokens, has_loss_T = taken.column("tokens"), None
-            lengths_D = np.diff(tokens.offsets.to_numpy())
-            if LOSS_RUNS in taken.schema.names:
-                runs = taken.column(LOSS_RUNS)
-                mask = LossMask(runs.flatten().to_numpy(), np.diff(runs.offsets.to_numpy()).astype(np.int64))
-                has_loss_T = mask.has_loss(lengths_D)
-            yield Window(taken.column("id").to_numpy(), lengths_D, tokens.flatten().to_numpy(), has_loss_T)
+            yield taken.filter(pa.array(copies_D > copy))
         copy += 1
 
 
-def _cut_to_rows(windows: Iterable[Window], row_length: int, result: PackResult) -> Iterator[Window]:
+def _cut_to_rows(window: Window, row_length: int, result: PackResult) -> Window:
     """Cut each document to the length of a row. Its last token, which may be eos, stays the last one."""
-    for window in windows:
-        ends_D = np.cumsum(window.lengths_D)
-        places_T = np.arange(len(window.tokens_T)) - np.repeat(ends_D - window.lengths_D, window.lengths_D)
-        left_T = np.repeat(window.lengths_D, window.lengths_D) - places_T
-        is_kept_T = (places_T < row_length - 1) | (left_T == 1)
-        result.cut_documents += int((window.lengths_D > row_length).sum())
-        has_loss_T = None if window.has_loss_T is None else window.has_loss_T[is_kept_T]
-        yield Window(window.ids_D, np.minimum(window.lengths_D, row_length), window.tokens_T[is_kept_T], has_loss_T)
+    ends_D = np.cumsum(window.lengths_D)
+    places_T = np.arange(len(window.tokens_T)) - np.repeat(ends_D - window.lengths_D, window.lengths_D)
+    left_T = np.repeat(window.lengths_D, window.lengths_D) - places_T
+    is_kept_T = (places_T < row_length - 1) | (left_T == 1)
+    result.cut_documents += int((window.lengths_D > row_length).sum())
+    has_loss_T = None if window.has_loss_T is None else window.has_loss_T[is_kept_T]
+    return Window(window.ids_D, np.minimum(window.lengths_D, row_length), window.tokens_T[is_kept_T], has_loss_T)
 
 
 def _labels(task: PackTask, label_field: str) -> Iterator[pa.RecordBatch]:

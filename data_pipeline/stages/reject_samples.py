@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from data_pipeline.dataset.tables import TableWriter, read_batches
+from data_pipeline.dedup.pairs import Texts
 from data_pipeline.documents import Document, Reason, Rejection
+from data_pipeline.stages.job import PartitionTask
 
-ReasonT = TypeVar("ReasonT", bound=str)
 SAMPLES_PER_REASON = 10  # most samples of each reason in one partition
 REJECTED_TABLES = ("malformed", "judged")  # ends of names; each table is in ascending order of the ids
 _ROW_BYTES = 256  # of a row besides its texts, which may be empty
@@ -29,31 +30,37 @@ _REJECTED_SCHEMA = pa.schema(
 )
 
 
-class Samples:
-    def __init__(self) -> None:
-        self._shown: Counter[Reason] = Counter()
-        self.values: list[dict[str, Any]] = []
+class LaterRejection(NamedTuple):
+    """A document that was kept while reading."""
 
-    def wanted(self, rejected: Iterable[tuple[int, Reason]]) -> Iterator[tuple[int, Reason]]:
-        for row, reason in rejected:
-            if self._shown[reason] < SAMPLES_PER_REASON:
-                self._shown[reason] += 1
-                yield row, reason
+    id: int
+    reason: Reason
+    detail: str
+    leader: int  # id of the document that is kept instead of a duplicate; else its own
 
-    def add(self, text: pa.RecordBatch, row: int, reason: Reason, detail: str) -> None:
+
+def first_samples(task: PartitionTask, rejected: Iterator[LaterRejection]) -> Iterator[dict[str, Any]]:
+    """Yield the first documents of each reason. Those of duplicates have id, path and line of the kept document as `kept`."""
+    shown: Counter[Reason] = Counter()
+    texts = Texts(task.work / "text")
+
+    def is_wanted(one: LaterRejection) -> bool:
+        shown[one.reason] += 1
+        return shown[one.reason] <= SAMPLES_PER_REASON
+
+    for text, row, one in find_rows(task.place("text"), filter(is_wanted, rejected)):
         path, line, content = (text.column(name)[row].as_py() for name in ("path", "line", "text"))
-        self.values.append(Rejection.of(Document(content, path, line, 0), reason, detail).shown)
+        kept = {"kept": [one.leader, *texts.place(one.leader)]} if one.leader != one.id else {}
+        yield Rejection.of(Document(content, path, line, 0), one.reason, one.detail).shown | kept
 
 
-def find_rows(
-    text: Path, wanted: Iterator[tuple[int, ReasonT, str]]
-) -> Iterator[tuple[pa.RecordBatch, int, tuple[int, ReasonT, str]]]:
+def find_rows(text: Path, wanted: Iterator[LaterRejection]) -> Iterator[tuple[pa.RecordBatch, int, LaterRejection]]:
     """Yield batch and row in a text table of rejected documents, which are in ascending order of their ids like the table."""
     one = next(wanted, None)
     for batch in read_batches(text):
         ids_D = batch.column("id").to_numpy()
-        while one is not None and one[0] <= ids_D[-1]:
-            yield batch, int(np.searchsorted(ids_D, one[0])), one
+        while one is not None and one.id <= ids_D[-1]:
+            yield batch, int(np.searchsorted(ids_D, one.id)), one
             one = next(wanted, None)
 
 

@@ -11,32 +11,31 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import zstandard
 
 from common.files import digest_file, unfinished_path
-from data_pipeline.dataset.layout import CHOSEN, REJECTED, REJECTS, TOKENS, rejected_name
-from data_pipeline.dataset.tables import read_batches, read_side_by_side
-from data_pipeline.dedup.duplicates import REASONS, Fate
+from data_pipeline.dataset.layout import REJECTED, REJECTS, rejected_name
+from data_pipeline.dataset.tables import read_batches
 from data_pipeline.documents import Reason, partition_of
 from data_pipeline.execution.tasks import commit_result
+from data_pipeline.quality.perplexity import Bounds
 from data_pipeline.sources.inputs import Partition
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
 from data_pipeline.stages.reject_samples import REJECTED_TABLES, find_rows
-from data_pipeline.stages.select import Cuts, SelectResult, explain_selection, reasons_of
-from data_pipeline.stages.split import SplitResult, explain_duplicate
+from data_pipeline.stages.select import SelectResult, duplicates_of, not_selected
 
 
 def collect_rejects(
-    partitions: Sequence[Partition], read: Sequence[ReadResult], *later: Sequence[SplitResult | SelectResult], most: int = 1000
+    partitions: Sequence[Partition], read: Sequence[ReadResult], selected: Sequence[SelectResult] = (), most: int = 1000
 ) -> Iterator[dict[str, Any]]:
     """Yield at most `most` rejected documents for each reason, by partition. Line numbers count from the start of the file."""
     shown: Counter[str] = Counter()
     lines = lines_before(partitions, read)
-    for result, before, *others in zip(read, lines, *later, strict=True):
-        for sample in chain(result.samples, *(other.samples for other in others)):
+    later = [result.first_rejects for result in selected] or [[]] * len(read)
+    for result, before, after in zip(read, lines, later, strict=True):
+        for sample in chain(result.samples, after):
             shown[sample["reason"]] += 1
             if shown[sample["reason"]] <= most:
                 line = sample["line"] and sample["line"] + before
@@ -66,16 +65,16 @@ def lines_before(partitions: Sequence[Partition], read: Sequence[ReadResult]) ->
 
 
 def write_rejects(
-    job: Job, read: Sequence[ReadResult], split: Sequence[SplitResult], selected: Sequence[SelectResult], cuts: Mapping[str, Cuts]
+    job: Job, read: Sequence[ReadResult], selected: Sequence[SelectResult], bounds: Mapping[str, Bounds]
 ) -> dict[str, Path | bytes]:
     if job.config.keep_rejects == "none":
         return {}
-    samples = collect_rejects(job.partitions, read, split, selected)
+    samples = collect_rejects(job.partitions, read, selected)
     shown = (json.dumps(sample, sort_keys=True, ensure_ascii=False).encode() + b"\n" for sample in samples)
     files: dict[str, Path | bytes] = {REJECTS: b"".join(shown)}
     if job.config.keep_rejects == "all":
         before = enumerate(lines_before(job.partitions, read))
-        tasks = [job.task(RejectedTask, number, lines_before=lines, cuts=cuts) for number, lines in before]
+        tasks = [job.task(RejectedTask, number, lines_before=lines, bounds=bounds) for number, lines in before]
         job.run("rejects", write_rejected_partition, tasks, [result.input_bytes for result in read], dict)
         files |= {rejected_name(task.number): _file_of(task) for task in tasks}
     return files
@@ -85,7 +84,7 @@ def write_rejects(
 class RejectedTask(PartitionTask):
     folder = REJECTED
     lines_before: int  # number of lines before the partition in its first file
-    cuts: Mapping[str, Cuts]
+    bounds: Mapping[str, Bounds]
 
 
 def write_rejected_partition(task: RejectedTask) -> dict[str, int]:
@@ -125,24 +124,7 @@ def _line(row: Mapping[str, Any], task: RejectedTask) -> bytes:
 
 
 def _rejected_later(task: RejectedTask) -> Iterator[dict[str, Any]]:
-    for batch, row, (identity, reason, detail) in find_rows(
-        task.place("text"), heapq.merge(_duplicates(task), _not_selected(task))
-    ):
+    rejected = heapq.merge(duplicates_of(task), not_selected(task, task.bounds[task.source]))
+    for batch, row, one in find_rows(task.place("text"), rejected):
         found = {name: batch.column(name)[row].as_py() for name in ("path", "line", "metadata", "text")}
-        yield {"id": identity, "reason": reason, "detail": detail, **found}
-
-
-def _duplicates(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
-    for batch in read_batches(task.place("duplicates")):
-        fates_D = batch.column("fate").to_numpy()
-        for row in np.flatnonzero(fates_D).tolist():
-            reason = REASONS[Fate(fates_D[row])]
-            yield batch.column("id")[row].as_py(), reason.value, explain_duplicate(reason, batch.column("leader")[row].as_py())
-
-
-def _not_selected(task: RejectedTask) -> Iterator[tuple[int, str, str]]:
-    for batch, chosen in read_side_by_side(task.place(TOKENS), task.place(CHOSEN)):
-        reason_D = reasons_of(batch, task.cuts[task.source], chosen.column("copies").to_numpy())
-        for row in np.flatnonzero(reason_D != "").tolist():
-            reason = Reason(reason_D[row])
-            yield batch.column("id")[row].as_py(), reason.value, explain_selection(batch, row, reason)
+        yield {"id": one.id, "reason": one.reason.value, "detail": one.detail, **found}

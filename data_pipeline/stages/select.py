@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,46 +14,42 @@ from numpy.typing import NDArray
 from data_pipeline.config import KINDS, BalanceConfig
 from data_pipeline.dataset.layout import CHOSEN, LOSS_RUNS, TOKENS
 from data_pipeline.dataset.splits import SPLITS
-from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches
+from data_pipeline.dataset.tables import CHOSEN_SCHEMA, TableWriter, read_batches, read_side_by_side
+from data_pipeline.dedup.duplicates import REASONS, Fate
 from data_pipeline.documents import Reason
 from data_pipeline.execution.tasks import Counts, add_counts, add_nested, commit_result
 from data_pipeline.filters.judge import label_of
 from data_pipeline.quality.classifier import PROBABILITY_STEPS
-from data_pipeline.quality.perplexity import FATES, Bounds, judge, perplexity, resolve_bounds
+from data_pipeline.quality.perplexity import MAX_SCORE, Bounds, count_values, perplexity, resolve_bounds
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.pack import DocumentsOf
-from data_pipeline.stages.reject_samples import Samples, find_rows
+from data_pipeline.stages.reject_samples import LaterRejection, first_samples
 from data_pipeline.stages.tokenize import WITHOUT_TOKENS, TokenizeResult
 from data_pipeline.text import mix_hashes
 
 
-@dataclass(frozen=True)
-class Cuts:
-    bounds: Bounds
-    by_perplexity: bool
-    by_classifier: bool
-
-
-def cuts_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, Cuts]:
-    """Percentiles are computed over all documents of the source."""
-    cuts = {}
+def bounds_of_sources(job: Job, tokenized: Sequence[TokenizeResult]) -> dict[str, Bounds]:
+    """Percentiles are computed over all documents of the source. What a source is not judged by has bounds that keep all."""
+    found = {}
     for source, config in job.of_sources.items():
         settings = config.quality
         members = [result for partition, result in zip(job.partitions, tokenized, strict=True) if partition.source == source]
         bounds = resolve_bounds(add_counts(result.scores for result in members), settings)
-        cuts[source] = Cuts(bounds, settings.measures_perplexity and settings.trusted != source, bool(settings.good))
-    return cuts
+        if not settings.measures_perplexity or settings.trusted == source:
+            bounds = replace(bounds, min_score=0, max_score=MAX_SCORE)
+        found[source] = bounds if settings.good else replace(bounds, min_probability=0)
+    return found
 
 
-def select_all(job: Job, tokenized: Sequence[TokenizeResult], cuts: Mapping[str, Cuts]) -> list[SelectResult]:
+def select_all(job: Job, tokenized: Sequence[TokenizeResult], bounds: Mapping[str, Bounds]) -> list[SelectResult]:
     sizes = [result.tokens for result in tokenized]
     balance = job.config.balance
     repeats = None
     if balance.by != "none":
-        weigh = job.tasks(WeighTask, cuts=cuts)
+        weigh = job.tasks(WeighTask, bounds=bounds)
         tokens = add_counts(result["tokens"] for result in job.run("weigh", weigh_partition, weigh, sizes, dict[str, Counts]))
         repeats = repeats_of_groups(tokens, job.config.weights, balance.max_repeats)
-    return job.run("select", select_partition, job.tasks(SelectTask, cuts=cuts, repeats=repeats), sizes, SelectResult)
+    return job.run("select", select_partition, job.tasks(SelectTask, bounds=bounds, repeats=repeats), sizes, SelectResult)
 
 
 def documents_of(job: Job, tokenized: Sequence[TokenizeResult], selected: Sequence[SelectResult]) -> list[DocumentsOf]:
@@ -92,20 +88,19 @@ def report_of_selection(job: Job, selected: Sequence[SelectResult]) -> dict[str,
 
 
 _TRAIN = SPLITS.index("train")
-_REASONS = np.array([reason or "" for reason in FATES], np.object_)
 
 
 @dataclass(frozen=True)
 class WeighTask(PartitionTask):
     folder = "weighed"
-    cuts: Mapping[str, Cuts]
+    bounds: Mapping[str, Bounds]
 
 
 def weigh_partition(task: WeighTask) -> dict[str, Counts]:
     """Return the number of training tokens by group, as `tokens`."""
     tokens: Counter[str] = Counter()
     for batch in read_batches(task.place(TOKENS)):
-        is_train_D = (reasons_of(batch, task.cuts[task.source]) == "") & (batch.column("split").to_numpy() == _TRAIN)
+        is_train_D = (reasons_of(batch, task.bounds[task.source]) == "") & (batch.column("split").to_numpy() == _TRAIN)
         lengths_D = np.diff(batch.column("tokens").offsets.to_numpy())
         for group, members_D in _groups(batch, task.source, task.config.balance):
             tokens[group] += int(lengths_D[members_D & is_train_D].sum())
@@ -115,7 +110,7 @@ def weigh_partition(task: WeighTask) -> dict[str, Counts]:
 @dataclass(frozen=True)
 class SelectTask(PartitionTask):
     folder = CHOSEN
-    cuts: Mapping[str, Cuts]
+    bounds: Mapping[str, Bounds]
     repeats: Mapping[str, float] | None  # mean number of copies, by group; None if nothing is balanced
 
 
@@ -133,38 +128,30 @@ class SelectResult:
     lengths: Counts = field(default_factory=dict)  # number of documents by their length in tokens, bos and eos included
     languages: dict[str, Counts] = field(default_factory=dict)  # documents, bytes and tokens by language
     kinds: Counts = field(default_factory=dict)
-    samples: list[dict[str, Any]] = field(default_factory=list)  # the first rejected documents of each reason
+    first_rejects: list[dict[str, Any]] = field(default_factory=list)  # duplicates too: see `first_samples`
     offered: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # number of documents to select from
     labels: dict[str, Counts] = field(default_factory=dict)  # documents by label and split; empty if the source has no labels
 
 
 def select_partition(task: SelectTask) -> SelectResult:
     """Write the number of copies of each document, one row for each row of the token table."""
-    result, cuts = SelectResult(), task.cuts[task.source]
+    result, bounds = SelectResult(), task.bounds[task.source]
     rejected: Counter[str] = Counter()
-    samples = Samples()
-    shown: list[tuple[int, Reason, str]] = []
-    lengths: dict[str, Counter[str]] = {"characters": Counter(), "tokens": Counter()}
     with TableWriter(task.output, CHOSEN_SCHEMA) as table:
         for batch in read_batches(task.place(TOKENS)):
             copies_D = _copies(batch, task)
-            reason_D = reasons_of(batch, cuts, copies_D)
-            rows = np.flatnonzero(reason_D != "").tolist()
-            rejected.update(reason_D[rows].tolist())
-            for row, reason in samples.wanted((row, reason_D[row]) for row in rows):
-                shown.append((batch.column("id")[row].as_py(), reason, explain_selection(batch, row, reason)))
-            _count(batch, copies_D, task.config.records.label_field, result, lengths)
+            reason_D = reasons_of(batch, bounds, copies_D)
+            rejected.update(reason_D[reason_D != ""].tolist())
+            _count(batch, copies_D, task.config.records.label_field, result)
             table.write(pa.RecordBatch.from_arrays([pa.array(copies_D)], schema=CHOSEN_SCHEMA))
-    for text, row, (_, reason, detail) in find_rows(task.place("text"), iter(shown)):
-        samples.add(text, row, reason, detail)
-    result.rejected, result.samples = dict(rejected), samples.values
-    result.characters, result.lengths = dict(lengths["characters"]), dict(lengths["tokens"])
+    result.rejected = dict(rejected)
+    result.first_rejects = [*first_samples(task, duplicates_of(task)), *first_samples(task, not_selected(task, bounds))]
     result.sha256 = table.digest
     return commit_result(task, result, table.written)
 
 
 def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
-    is_good_D = reasons_of(batch, task.cuts[task.source]) == ""
+    is_good_D = reasons_of(batch, task.bounds[task.source]) == ""
     copies_D: NDArray[np.uint8] = is_good_D.astype(np.uint8)
     if task.repeats is not None:
         ids_D = batch.column("id").to_numpy()
@@ -173,6 +160,23 @@ def _copies(batch: pa.RecordBatch, task: SelectTask) -> NDArray[np.uint8]:
             taken_D = members_D & is_train_D & is_good_D
             copies_D[taken_D] = copies_of_documents(ids_D[taken_D], task.repeats.get(group, 0.0), task.config.split.seed)
     return copies_D
+
+
+def duplicates_of(task: PartitionTask) -> Iterator[LaterRejection]:
+    for batch in read_batches(task.place("duplicates")):
+        dropped = batch.filter(pa.array(batch.column("fate").to_numpy() > 0))
+        columns = (dropped.column(name).to_pylist() for name in ("id", "fate", "leader"))
+        for identity, fate, leader in zip(*columns, strict=True):
+            reason = REASONS[Fate(fate)]
+            yield LaterRejection(identity, reason, "" if leader == identity else f"like document {leader}", leader)
+
+
+def not_selected(task: PartitionTask, bounds: Bounds) -> Iterator[LaterRejection]:
+    for batch, chosen in read_side_by_side(task.place(TOKENS), task.place(CHOSEN)):
+        reason_D = reasons_of(batch, bounds, chosen.column("copies").to_numpy())
+        for row in np.flatnonzero(reason_D != "").tolist():
+            identity = batch.column("id")[row].as_py()
+            yield LaterRejection(identity, reason_D[row], explain_selection(batch, row, reason_D[row]), identity)
 
 
 def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
@@ -185,13 +189,7 @@ def explain_selection(batch: pa.RecordBatch, row: int, reason: Reason) -> str:
     return ""
 
 
-def _count(
-    batch: pa.RecordBatch,
-    copies_D: NDArray[np.uint8],
-    label_field: str | None,
-    result: SelectResult,
-    lengths: Mapping[str, Counter[str]],
-) -> None:
+def _count(batch: pa.RecordBatch, copies_D: NDArray[np.uint8], label_field: str | None, result: SelectResult) -> None:
     split_D = batch.column("split").to_numpy()
     tokens_D = np.diff(batch.column("tokens").offsets.to_numpy())
     bytes_D = batch.column("bytes").to_numpy()
@@ -203,8 +201,8 @@ def _count(
         result.bytes[split] += int(bytes_D[side_D].sum())
         result.tokens[split] += int((tokens_D * copies_D)[side_D].sum())
     result.unique_tokens += int(tokens_D[kept_D].sum())
-    lengths["characters"].update(map(str, batch.column("characters").to_numpy()[kept_D].tolist()))
-    lengths["tokens"].update(map(str, tokens_D[kept_D].tolist()))
+    result.characters = add_counts([result.characters, count_values(batch.column("characters").to_numpy()[kept_D])])
+    result.lengths = add_counts([result.lengths, count_values(tokens_D[kept_D])])
     for language, members_D in _members(batch.column("language")):
         counts = result.languages.setdefault(language, {"documents": 0, "bytes": 0, "tokens": 0})
         counts["documents"] += int((members_D & kept_D).sum())
@@ -217,13 +215,13 @@ def _count(
             result.labels.setdefault(label_of(metadata, label_field), dict.fromkeys(SPLITS, 0))[SPLITS[number]] += 1
 
 
-def reasons_of(batch: pa.RecordBatch, cuts: Cuts, copies_D: NDArray[np.uint8] | None = None) -> NDArray[np.object_]:
+def reasons_of(batch: pa.RecordBatch, bounds: Bounds, copies_D: NDArray[np.uint8] | None = None) -> NDArray[np.object_]:
     """Return "" for a document that is not rejected. `copies_D` is how often it is used; None: as often as it is good."""
     reasons_D: NDArray[np.object_] = np.full(batch.num_rows, "", np.object_)
-    if cuts.by_perplexity or cuts.by_classifier:
-        scores_D = batch.column("perplexity").to_numpy() if cuts.by_perplexity else None
-        probabilities_D = batch.column("wanted").to_numpy() if cuts.by_classifier else None
-        reasons_D = _REASONS[judge(cuts.bounds, scores_D, probabilities_D)]
+    scores_D = batch.column("perplexity").to_numpy()
+    reasons_D[batch.column("wanted").to_numpy() < bounds.min_probability] = Reason.CLASSIFIED_BAD
+    reasons_D[scores_D > bounds.max_score] = Reason.PERPLEXITY_HIGH
+    reasons_D[scores_D < bounds.min_score] = Reason.PERPLEXITY_LOW
     is_empty_D = np.diff(batch.column("tokens").offsets.to_numpy()) == 0
     reasons_D[is_empty_D] = Reason.NO_TOKENS  # it cannot be placed in a row
     if LOSS_RUNS in batch.schema.names:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +13,11 @@ from numpy.typing import NDArray
 from data_pipeline.config import SplitConfig
 from data_pipeline.dataset.splits import SPLITS, Split, fewest_held_out, fractions_of_keys, is_held_out
 from data_pipeline.dataset.tables import TableWriter, read_side_by_side, read_table
-from data_pipeline.dedup.duplicates import REASONS, Duplicates, Fate
-from data_pipeline.dedup.pairs import Texts
-from data_pipeline.documents import Reason, cut_text
+from data_pipeline.dedup.duplicates import Duplicates, Fate
+from data_pipeline.documents import cut_text
 from data_pipeline.execution.tasks import Counts, commit_result
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.read import ReadResult
-from data_pipeline.stages.reject_samples import Samples
 
 
 def split_all(job: Job, read: Sequence[ReadResult], duplicates: Duplicates) -> list[SplitResult]:
@@ -53,7 +50,6 @@ class SplitResult:
     kept: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: Counts = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     benchmark_bytes: int = 0  # size of the documents that are dropped because they share text with a benchmark
-    samples: list[dict[str, Any]] = field(default_factory=list)  # the first of each reason. Duplicates: `kept` has id, path, line.
 
 
 def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Sequence[Path]) -> SplitConfig:
@@ -73,7 +69,6 @@ def with_enough_held_out(settings: SplitConfig, num_kept: int, duplicates: Seque
 def split_partition(task: SplitTask) -> SplitResult:
     """Write one row for each row of the text table."""
     result, settings = SplitResult(), task.settings
-    samples, texts = Samples(), Texts(task.work / "text")
     group = _SameRecord()
     with TableWriter(task.output, _SPLIT_SCHEMA) as table:
         for text, duplicates in read_side_by_side(task.place("text"), task.place("duplicates")):
@@ -91,12 +86,6 @@ def split_partition(task: SplitTask) -> SplitResult:
                 result.bytes[split] += int(num_bytes_D[split_D == number].sum())
             result.benchmark_bytes += int(num_bytes_D[fates_D == Fate.BENCHMARK].sum())
             table.write(pa.RecordBatch.from_arrays([pa.array(split_D)], schema=_SPLIT_SCHEMA))
-            for row, reason in samples.wanted((row, REASONS[Fate(fates_D[row])]) for row in np.flatnonzero(fates_D).tolist()):
-                leader = duplicates.column("leader")[row].as_py()
-                samples.add(text, row, reason, explain_duplicate(reason, leader))
-                if leader != duplicates.column("id")[row].as_py():
-                    samples.values[-1]["kept"] = [leader, *texts.place(leader)]
-    result.samples = samples.values
     return commit_result(task, result, table.written)
 
 
@@ -130,10 +119,6 @@ def share_lost_to_benchmarks(read: Sequence[ReadResult], split: Sequence[SplitRe
 def _keys(duplicates: pa.Table) -> NDArray[np.uint64]:
     keys_D = np.array(duplicates.column("split_key").to_pylist(), "S16")
     return np.frombuffer(keys_D, np.uint64)[::2]
-
-
-def explain_duplicate(reason: Reason, leader: int) -> str:
-    return "" if reason is Reason.BENCHMARK_OVERLAP else f"like document {leader}"
 
 
 def read_kept(text: Path, split: Path) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,5 @@
 """Encodes documents as ids and scores them. Shape suffixes: D documents of a batch, P parts, T ids of all documents."""
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,7 @@ from data_pipeline.dataset.tables import TableWriter, tokens_schema
 from data_pipeline.documents import Reason, cut_text
 from data_pipeline.execution.tasks import Counts, add_counts, commit_result
 from data_pipeline.quality.classifier import PROBABILITY_STEPS, Classifier, HeldOut
-from data_pipeline.quality.perplexity import count_scores
+from data_pipeline.quality.perplexity import count_values
 from data_pipeline.stages.augment import Augmenter
 from data_pipeline.stages.job import Job, PartitionTask
 from data_pipeline.stages.split import SplitResult, read_kept
@@ -236,8 +234,8 @@ def _score(
     perplexity_D, wanted_D = np.zeros((2, len(encoded.ends_D)), np.uint16)
     if reference is not None:
         perplexity_D = reference(texts, encoded)
-        result.scores = add_counts([result.scores, count_scores(perplexity_D)])
+        result.scores = add_counts([result.scores, count_values(perplexity_D)])
     if classifier is not None:
         wanted_D = classifier.probability(encoded.ids_T, encoded.ends_D)
-        result.probabilities = add_counts([result.probabilities, count_scores(wanted_D)])
+        result.probabilities = add_counts([result.probabilities, count_values(wanted_D)])
     return perplexity_D, wanted_D

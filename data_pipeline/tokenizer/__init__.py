@@ -7,18 +7,3 @@ from data_pipeline.tokenizer.base import ByteTokenizer, CharacterTokenizer, Enco
 from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
 from data_pipeline.tokenizer.loading import load_tokenizer, open_supplied, save_tokenizer, supplied_files
 from data_pipeline.tokenizer.sentence_pieces import SentencePieceTokenizer
-
-__all__ = [
-    "ByteTokenizer",
-    "CharacterTokenizer",
-    "Encoded",
-    "HuggingFaceTokenizer",
-    "NamedToken",
-    "SentencePieceTokenizer",
-    "Tokenizer",
-    "load_tokenizer",
-    "open_supplied",
-    "round_trip_failures",
-    "save_tokenizer",
-    "supplied_files",
-]

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from common.files import canonical_json, digest_bytes
 from data_pipeline.tokenizer.word_cache import join_texts
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)  # of the built-in tokenizers; supplied ones define theirs
 SPECIAL_IDS = {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID}
 OWN_NAMES = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}  # in the tokenizers that `prepare` builds

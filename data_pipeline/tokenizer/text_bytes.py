@@ -1,7 +1,5 @@
 """Counts bytes of text by id, to compare losses of different tokenizers per byte. Shape suffixes: V the vocabulary, T ids."""
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import json

@@ -7,34 +7,3 @@ from trainer.config.model import ModelConfig
 from trainer.config.optimization import EmaConfig, LossConfig, OptimConfig, ScheduleConfig
 from trainer.config.run import BranchConfig, CheckpointConfig, EvalConfig, LimitsConfig, LogConfig, ResumeConfig
 from trainer.config.train import PlanConfig, Precision, TrainConfig, settings_without_effect
-
-__all__ = [
-    "Action",
-    "AlertAction",
-    "AlertsConfig",
-    "DataErrorsConfig",
-    "BatchConfig",
-    "BranchConfig",
-    "CheckpointConfig",
-    "ClassificationConfig",
-    "DistillationConfig",
-    "EmaConfig",
-    "EvalConfig",
-    "GuardConfig",
-    "LimitsConfig",
-    "LoaderConfig",
-    "LogConfig",
-    "LoraConfig",
-    "LossConfig",
-    "MixtureConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "PlanConfig",
-    "Precision",
-    "PreferenceConfig",
-    "ResumeConfig",
-    "ScheduleConfig",
-    "TrainConfig",
-    "WatchdogConfig",
-    "settings_without_effect",
-]

@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["Dtype", "FormatName"]
-
 FormatName = Literal["hf", "onnx", "peft"]  # a module of `trainer.interop.formats` each
 Dtype = Literal["fp32", "bf16"]

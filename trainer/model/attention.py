@@ -15,8 +15,6 @@ code (`cuda/attention_backward.cu`, `_inductor/kernel/flex/templates`). With `wa
 memory-efficient kernel of `sdpa` are not.
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import importlib

@@ -19,8 +19,6 @@ and sends the result to all ranks. This transfers as many bytes as a ring all-re
 P elements of all gradients, padded to a multiple of W   W ranks   C elements in the share of a rank, P / W
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -21,7 +21,6 @@ import json
 import math
 import os
 import struct
-import sys
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -249,4 +248,3 @@ class _RemoteFile(io.RawIOBase):
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()

@@ -15,10 +15,9 @@ from typing import Any, Literal
 from data_pipeline.config import Kind, PrepareConfig, RecordConfig
 from data_pipeline.config.text import OF_PROMPT, REASONING, usual_kind, with_input
 from data_pipeline.documents import Document, Reason, Rejection
-from data_pipeline.sources.streams import Budget, Readable
+from data_pipeline.sources.streams import Budget, Readable, marked_encoding
 
 BOM = b"\xef\xbb\xbf"
-_FOREIGN_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _MAX_METADATA_CHARS = 1 << 16
 _SWITCHES = ("on", "off", "true", "false", "yes", "no")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -146,9 +145,8 @@ def decode(data: bytes, origin: Origin, line: int, offset: int) -> Document | Re
 
 
 def explain_bytes(data: bytes, error: UnicodeDecodeError) -> str:
-    for mark, encoding in _FOREIGN_MARKS.items():
-        if data.startswith(mark):
-            return f"this is {encoding}; convert it to UTF-8"
+    if (encoding := marked_encoding(data)) is not None:
+        return f"this is {encoding.upper()}; convert it to UTF-8"
     return f"byte 0x{data[error.start]:02x} is not UTF-8 ({error.reason}); convert the file to UTF-8"
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from trainer.interop import Dtype
 from trainer.model.saved_decoder import SavedDecoder
 
-__all__ = ["DTYPES", "ExportFormat", "Shards"]
-
 DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Shards = Mapping[str, Mapping[str, Tensor]]  # tensors by the name of their file and their own name, in fp32
 

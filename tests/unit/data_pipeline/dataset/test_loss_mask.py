@@ -1,4 +1,4 @@
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -31,15 +31,6 @@ def test_only_a_sequence_with_a_token_without_loss_has_runs_and_they_alternate(v
         assert len(runs) == ((changes + 1 + one[0]) if False in one else 0)
 
 
-@given(sequences, st.integers(0, 8))
-def test_a_mask_that_is_cut_and_joined_is_the_same(values: list[list[bool]], place: int) -> None:
-    mask, _ = mask_of(values)
-    first, rest = mask.split(min(place, len(values)))
-    assert first.num_runs_B.tolist() == mask.num_runs_B[:place].tolist()
-    joined = LossMask.join([first, rest])
-    assert (joined.runs_N.tolist(), joined.num_runs_B.tolist()) == (mask.runs_N.tolist(), mask.num_runs_B.tolist())
-
-
 @given(st.lists(st.lists(st.lists(st.booleans(), max_size=6), max_size=5), max_size=5))
 def test_targets_are_tokens_with_a_loss_except_the_first_of_a_segment(rows: list[list[list[bool]]]) -> None:
     mask, _ = mask_of([[value for segment in row for value in segment] for row in rows])
@@ -60,5 +51,6 @@ def test_runs_that_do_not_fit_or_are_empty_are_refused(runs: list[int], size: in
 
 
 def test_a_mask_of_whole_sequences_has_no_runs() -> None:
-    assert LossMask.everywhere(3).has_loss(np.array([2, 0, 1])).tolist() == [True] * 3
-    assert list(accumulate(LossMask.everywhere(3).num_runs_B.tolist())) == [0, 0, 0]
+    mask, sizes = mask_of([[True, True], [], [True]])
+    assert mask.has_loss(sizes).tolist() == [True] * 3
+    assert mask.num_runs_B.tolist() == [0, 0, 0]

@@ -153,7 +153,7 @@ def test_a_loss_mask_that_does_not_fit_its_row_is_refused(tmp_path: Path, runs: 
 
 def test_a_loss_mask_in_data_of_the_older_format_is_refused(tmp_path: Path) -> None:
     manifest, [content] = write(tmp_path, ("train", "a", [[3, 4]]))
-    entry = overwrite(tmp_path, manifest.shards[0], replace(content, mask=LossMask.everywhere(1)))
+    entry = overwrite(tmp_path, manifest.shards[0], replace(content, mask=LossMask(np.empty(0, np.uint32), np.zeros(1, np.int64))))
     with pytest.raises(PreparedDataError, match="loss_runs"):
         Rows(tmp_path, replace(manifest, shards=(entry,)), "train").read(np.array([0]))
 

@@ -90,7 +90,6 @@ def test_the_result_does_not_depend_on_how_the_work_is_cut(tmp_path: Path, monke
     ):
         monkeypatch.setattr("data_pipeline.dedup.duplicates.TASK_PAIRS", task_pairs)
         monkeypatch.setattr(module, "_CHUNK_BYTES", task_pairs)
-        monkeypatch.setattr(module, "_CACHE_BYTES", task_pairs)
         duplicates, _ = find(tmp_path / name, texts, SETTINGS, run=run, bucket_entries=bucket_entries)
         reports.append(replace(duplicates, candidates=0))
     assert len(list((tmp_path / "many" / "duplicates").glob("bucket-*.json"))) > 20
@@ -118,7 +117,7 @@ def test_the_first_document_in_input_order_is_kept(tmp_path: Path) -> None:
     assert duplicates.rejected == [{}, {}, {"exact-duplicate": 1}]
     assert duplicates.alarms == ["c"]
     assert duplicates.report["lost_share_by_source"] == {"a": 0.0, "b": 0.0, "c": 1.0}
-    leader = {"source": "a", "id": 0, "path": "0.txt", "line": 1}
+    leader = {"id": 0, "path": "0.txt", "line": 1}
     assert duplicates.clusters == [{"leader": leader, "size": 2, "members": [2 << 32], "sample": texts[0]}]
 
 

@@ -7,10 +7,10 @@ from data_pipeline.config import DedupConfig
 from data_pipeline.dataset.tables import read_batches
 from data_pipeline.dedup import keys as module
 from data_pipeline.dedup.keys import KeyWriter, choose_bands, entries_path, read_keys, sign, text_digest
-from data_pipeline.dedup.pairs import ShingleCache, Texts
+from data_pipeline.dedup.pairs import Texts
 from data_pipeline.documents import document_id
 from data_pipeline.text import TextBatch
-from tests.support.duplicates import plant, shingles_of, write_documents
+from tests.support.duplicates import write_documents
 
 SETTINGS = DedupConfig()
 TEXTS = ["first text of all", "", "another text", "first  text\nof all", "!!!"]
@@ -79,15 +79,3 @@ def test_texts_are_found_by_their_ids_in_any_partition(tmp_path: Path, monkeypat
     for missing in (document_id(0, 1), document_id(0, 500), document_id(2, 59)):
         with pytest.raises(KeyError, match="no document with id"):
             texts.find(missing)
-
-
-def test_evicted_shingles_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.dedup.pairs._CACHE_BYTES", 1000)
-    texts, _ = plant(20, (0.0,))
-    write_documents(tmp_path, texts, SETTINGS, per_partition=100)
-    cache = ShingleCache(Texts(tmp_path / "text"), 5)
-    for places in ({0, 1}, {1, 2, 3}, set(range(20)), {0, 19}):
-        cache.load({2 * place for place in places})
-        assert all(len(cache[2 * place]) == len(shingles_of(texts[place], 5)) for place in places)
-    with pytest.raises(KeyError):
-        cache[2 * 7]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.dataset.tables import TableWriter
-from data_pipeline.dedup.duplicates import RESOLVED_SCHEMA
+from data_pipeline.dedup.duplicates import FATES_SCHEMA
 from data_pipeline.dedup.keys import ENTRIES_SCHEMA, entries_path
 from data_pipeline.dedup.pairs import (
     BucketTask,
@@ -99,8 +99,8 @@ def test_pairs_are_read_by_ranges_of_the_later_document(tmp_path: Path) -> None:
         rows = [(key, number, 2 * place + number) for place, key in enumerate([2, 2, 6, 6, 6, 9, 9])]
         write_entries(tmp_path / f"{number:06d}", rows)
     tasks = [BucketTask(bucket, 2, (0, 1), tmp_path, tmp_path / f"bucket-{bucket}") for bucket in range(2)]
-    results = [find_candidates(task) for task in tasks]
-    assert sum(result.entries for result in results) == 14
+    for task in tasks:
+        find_candidates(task)
     outputs = [task.output for task in tasks]
     whole = list(zip(*(ids.tolist() for ids in read_pairs(outputs, 0, (1 << 64) - 1)), strict=True))
     assert whole
@@ -134,9 +134,9 @@ def test_dropped_documents_are_found_in_any_batch(
 ) -> None:
     output = tmp_path_factory.mktemp("resolved") / "resolved"
     known = sorted(fates)
-    with TableWriter(output, RESOLVED_SCHEMA) as table:
+    with TableWriter(output, FATES_SCHEMA) as table:
         for begin in range(0, len(known), rows):
             some = known[begin : begin + rows]
-            values = [some, [fates[each] for each in some], some, [b"\0" * 16] * len(some)]
-            table.write(pa.record_batch(list(map(pa.array, values, RESOLVED_SCHEMA.types)), schema=RESOLVED_SCHEMA))
+            values = [some, [fates[each] for each in some], [b"\0" * 16] * len(some), some]
+            table.write(pa.record_batch(list(map(pa.array, values, FATES_SCHEMA.types)), schema=FATES_SCHEMA))
     assert are_dropped(np.array(ids, np.uint64), output).tolist() == [fates.get(identity, 0) > 0 for identity in ids]

@@ -15,14 +15,11 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, PreparedDataError
 from data_pipeline.config import QualityConfig, TokenizerConfig
-from data_pipeline.documents import Reason
 from data_pipeline.quality.perplexity import (
-    FATES,
     SCORE_STEPS,
     Bounds,
     ReferenceModel,
-    count_scores,
-    judge,
+    count_values,
     perplexity,
     resolve_bounds,
     train_reference,
@@ -175,34 +172,23 @@ def test_text_without_sense_scores_high_and_text_that_repeats_itself_low() -> No
 def test_percentiles_drop_at_most_the_share_that_is_asked_for(scores: list[int], low: float | None, high: float | None) -> None:
     array = np.array(scores, np.uint16)
     settings = QualityConfig(max_perplexity=None, min_perplexity_percentile=low, max_perplexity_percentile=high)
-    bounds = resolve_bounds(count_scores(array), settings)
-    fates = judge(bounds, array, None)
-    too_low, too_high = (int((fates == FATES.index(reason)).sum()) for reason in (Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH))
+    bounds = resolve_bounds(count_values(array), settings)
+    too_low, too_high = int((array < bounds.min_score).sum()), int((array > bounds.max_score).sum())
     assert too_low * 100 <= (low or 0) * len(scores)
     assert (len(scores) - too_high) * 100 >= (100 if high is None else high) * len(scores)
     if high is not None and high < 100:  # and no fewer than equal scores allow
         below = int((array < bounds.max_score).sum())
         assert below * 100 < high * len(scores)
-    assert bounds == resolve_bounds(dict(reversed(count_scores(array).items())), settings)
+    assert bounds == resolve_bounds(dict(reversed(count_values(array).items())), settings)
 
 
 def test_values_cut_on_both_sides_and_the_stricter_bound_holds() -> None:
     scores = np.array([0, 511, 512, 1024, 2048, 2049, 5000], np.uint16)
     values = QualityConfig(min_perplexity=4, max_perplexity=256, min_good_probability=0.25)
-    assert resolve_bounds(count_scores(scores), values) == Bounds(512, 2048, 250)
+    assert resolve_bounds(count_values(scores), values) == Bounds(512, 2048, 250)
     both = QualityConfig(min_perplexity=4, max_perplexity=256, max_perplexity_percentile=50, min_perplexity_percentile=10)
-    assert resolve_bounds(count_scores(scores), both) == Bounds(512, 1024, 500)
+    assert resolve_bounds(count_values(scores), both) == Bounds(512, 1024, 500)
     assert resolve_bounds({}, both) == Bounds(512, 2048, 500)
-
-
-def test_a_document_is_judged_by_what_was_measured_alone() -> None:
-    bounds = Bounds(10, 20, 500)
-    scores, probabilities = np.array([9, 10, 20, 21, 15], np.uint16), np.array([400, 500, 1000, 0, 499], np.uint16)
-    low, high, bad = Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD
-    assert [FATES[fate] for fate in judge(bounds, scores, probabilities)] == [low, None, None, high, bad]
-    assert [FATES[fate] for fate in judge(bounds, scores, None)] == [low, None, None, high, None]
-    assert [FATES[fate] for fate in judge(bounds, None, probabilities)] == [bad, None, None, bad, bad]
-    assert judge(bounds, None, None).tolist() == []
 
 
 @pytest.mark.parametrize(

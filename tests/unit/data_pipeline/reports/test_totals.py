@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.config import PrepareConfig
+from data_pipeline.config import PrepareConfig, QualityConfig
 from data_pipeline.dedup.duplicates import Duplicates
 from data_pipeline.documents import document_id
 from data_pipeline.execution.tasks import open_runner
@@ -17,7 +17,7 @@ from data_pipeline.stages.job import Job
 from data_pipeline.stages.pack import PackResult
 from data_pipeline.stages.read import ReadResult, report_of_reading
 from data_pipeline.stages.rejects import collect_rejects
-from data_pipeline.stages.select import Cuts, SelectResult, report_of_selection
+from data_pipeline.stages.select import SelectResult, report_of_selection
 from data_pipeline.stages.split import SplitResult
 from data_pipeline.stages.tokenize import TokenizeResult, report_of_tokens
 from data_pipeline.stages.train_tokenizer import TrainedTokenizer
@@ -63,17 +63,18 @@ def results() -> Results:
     chosen_b = SelectResult(
         "", {"train": 1, "val": 0}, {"train": 40, "val": 0}, {"train": 30, "val": 0}, 15, {"over-share": 1}, {"40": 1}, {"15": 1}
     )
+    chosen_b.first_rejects = [sample("near-duplicate", 2)]
     methods = {name: {"rows": 6, "cut_documents": 3, "tokens": 54} for name in ("best-fit", "greedy", "one-per-row")}
     return Results(
         partitions=[partition(0, "a"), partition(1, "b")],
         read=[of_a, of_b],
         duplicates=Duplicates([{"near-duplicate": 1}, {}], {"a": fates(6, 1), "b": fates(2, 0)}, 3, 1, 0, [], []),
-        split=[SplitResult(), SplitResult(samples=[sample("near-duplicate", 2)])],
+        split=[SplitResult(), SplitResult()],
         tokenized=[
             TokenizeResult(tokens=140, scores={str(5 * SCORE_STEPS): 6}, probabilities={"1000": 5, "120": 1}),
             TokenizeResult(),
         ],
-        cuts={"a": Cuts(Bounds(0, 10 * SCORE_STEPS, 500), True, True), "b": Cuts(Bounds(0, 1, 0), False, False)},
+        bounds={"a": Bounds(0, 10 * SCORE_STEPS, 500), "b": Bounds(0, 1, 0)},
         selected=[chosen_a, chosen_b],
         packed=[
             ("train", PackResult(8, 2, 46, methods, [SHARD])),
@@ -133,7 +134,7 @@ def test_rows_are_added_up_by_split_and_by_way_of_packing() -> None:
 
 def test_scores_are_shown_as_perplexities() -> None:
     found = results()
-    report = make_report(found, CONFIG)
+    report = make_report(found, CONFIG.model_copy(update={"quality": QualityConfig(trusted="b")}))
     assert report["perplexity"]["by_source"]["a"] == {"p5": 32.0, "p50": 32.0, "p95": 32.0}
     assert report["perplexity"]["histogram"] == [[32.0, 38.05, 6]]
     assert report["perplexity"]["thresholds"] == {"a": {"min": 1.0, "max": 1024.0}}
@@ -158,10 +159,10 @@ def test_lines_of_rejects_are_counted_through_the_parts_of_a_file() -> None:
 def test_the_document_that_is_kept_from_a_cluster_has_its_path_and_its_line_in_the_file() -> None:
     found = results()
     parts = [partition(0, "a"), partition(1, "a", start=10)]
-    leader = {"source": "a", "id": document_id(1, 4), "path": "a.jsonl", "line": 5}
+    leader = {"id": document_id(1, 4), "path": "a.jsonl", "line": 5}
     duplicates = replace(found.duplicates, clusters=[{"leader": leader, "size": 2, "members": [], "sample": "text"}])
     report = make_report(replace(found, partitions=parts, duplicates=duplicates), CONFIG)
-    assert report["duplicates"]["clusters"][0]["leader"] == leader | {"line": 5 + found.read[0].documents}
+    assert report["duplicates"]["clusters"][0]["leader"] == leader | {"source": "a", "line": 5 + found.read[0].documents}
 
 
 def test_a_duplicate_among_the_samples_names_the_place_of_the_document_that_is_kept() -> None:

@@ -52,7 +52,7 @@ def serving(site: Site) -> Iterator[Site]:
             if self.command == "GET":
                 self.wfile.write(TEXT)
 
-        do_HEAD = do_GET  # noqa: N815 - http.server calls this name
+        do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
             pass

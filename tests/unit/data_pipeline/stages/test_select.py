@@ -1,12 +1,29 @@
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.stages.select import copies_of_documents, repeats_of_groups
+from data_pipeline.documents import Reason
+from data_pipeline.quality.perplexity import MAX_SCORE, Bounds
+from data_pipeline.stages.select import copies_of_documents, reasons_of, repeats_of_groups
 
 groups = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 10**12), min_size=1)
 weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100))
+
+
+def test_a_document_is_judged_by_what_was_measured_alone() -> None:
+    columns = {
+        "perplexity": pa.array([9, 10, 20, 21, 15], pa.uint16()),
+        "wanted": pa.array([400, 500, 1000, 0, 499], pa.uint16()),
+        "tokens": pa.array([[1]] * 5, pa.large_list(pa.uint16())),
+    }
+    found = [
+        reasons_of(pa.record_batch(columns), Bounds(*scores, probability)).tolist()
+        for scores, probability in (((10, 20), 500), ((10, 20), 0), ((0, MAX_SCORE), 500), ((0, MAX_SCORE), 0))
+    ]
+    low, high, bad = Reason.PERPLEXITY_LOW, Reason.PERPLEXITY_HIGH, Reason.CLASSIFIED_BAD
+    assert found == [[low, "", "", high, bad], [low, "", "", high, ""], [bad, "", "", bad, bad], [""] * 5]
 
 
 @given(groups, weights, st.floats(1, 10))

@@ -1,7 +1,5 @@
 """B rows   L tokens of a row   D width   V vocabulary."""
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import math
