@@ -104,12 +104,6 @@ class CheckpointStore:
     def manifest_path(self, step: int) -> Path:
         return self.path(step) / CHECKPOINT_MANIFEST
 
-    def manifest_bytes(self, step: int) -> bytes:
-        self._check_folders(self.path(step))
-        path = self.manifest_path(step)
-        with damage_named(path):
-            return bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES))
-
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint. Once this returns, it survives a power failure. It replaces one of the same step atomically.
 
@@ -145,16 +139,6 @@ class CheckpointStore:
                     groups[group][name] = tensor
                     advance()
         return Checkpoint(step, state=manifest.state, **groups)
-
-    def state(self, step: int) -> Mapping[str, Any]:
-        """Return the plain data in the checkpoint of `step`, from its manifest. Reads no tensor."""
-        with _advised():
-            return (self._verified.get(step) or self._manifest(step)).state
-
-    def num_weights(self, step: int) -> int:
-        """Return the number of weights of the model in the checkpoint of `step`, from its manifest. Reads no tensor."""
-        with _advised():
-            return self._manifest(step).num_weights
 
     def verify(self, step: int) -> None:
         with _advised():

@@ -12,8 +12,7 @@ from trainer.report.write import REPORT
 from trainer.runs.events import EvalEvent, MeasuresEvent
 from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import read_events
-from trainer.runs.record import target_word
-from trainer.runs.saved_run import SavedRun
+from trainer.runs.saved_run import SavedRun, target_word
 
 
 def summary_lines(run: Path) -> list[str]:

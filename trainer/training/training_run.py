@@ -24,7 +24,7 @@ from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 from trainer.planning.forecast import Forecast
 from trainer.runs.clock import Clock
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.run_end import RunEnd, StopRequests
 from trainer.training.saver import LiveState, Saver
