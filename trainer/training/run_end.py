@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import NoReturn
 
 from common.errors import GuardError, StoppedBySignal
 from trainer.config import ScheduleConfig
 from trainer.distributed.group import Group
+from trainer.launch.stop_request import StopSignal
 from trainer.metrics.monitor import Monitor
 from trainer.optim.schedule import cooldown_start
 from trainer.runs.adjustments import Adjustment
@@ -25,38 +22,6 @@ from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.limits import StopCriteria
 from trainer.runs.state import Progress
 from trainer.training.adjuster import Adjuster
-
-
-class StopSignal:
-    """The name of the signal that asked for a stop; None before it arrives."""
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-
-    def note(self, number: int, _frame: FrameType | None) -> None:
-        self.name = self.name or signal.Signals(number).name  # further signals change nothing, because the run stops already
-
-
-@contextmanager
-def stop_signal() -> Iterator[StopSignal]:
-    """Catch SIGTERM and SIGINT in this context, even if they were blocked. A signal that was blocked is ignored after it.
-
-    Only the main thread can catch signals. In other threads nothing changes. Under `trainer.launch.agent` both signals are blocked
-    when a rank starts, and again at its end: one during loading waits for this context, and one after the last save is ignored.
-    """
-    request = StopSignal()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    previous = {number: signal.signal(number, request.note) for number in (signal.SIGTERM, signal.SIGINT)}
-    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)
-    try:
-        yield request
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        for number, handler in previous.items():  # other threads do not block it, so it is ignored
-            signal.signal(number, signal.SIG_IGN if number in blocked else handler)
-
 
 _RECENT_S, _APART_S, _LEAST_TIMES = 60.0, 1.0, 4
 _PAUSE_FACTOR = 4.0

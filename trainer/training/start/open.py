@@ -21,6 +21,7 @@ from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import Group, joined_group
 from trainer.doctor.machine import check_start
 from trainer.extensions.trust import load_extension, note_trained_with
+from trainer.launch.stop_request import stop_signal
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.environment import ChangedFact, describe_unlocked, lock_name, unlocked_packages_here
 from trainer.machine.peak_rates import rate_kind, unknown_mfu
@@ -28,7 +29,7 @@ from trainer.model.attention import BACKENDS
 from trainer.model.decoder import Decoder
 from trainer.planning.forecast import brief_lines
 from trainer.runs.clock import Clock
-from trainer.training.run_end import StopRequests, stop_signal
+from trainer.training.run_end import StopRequests
 from trainer.training.start.build import built_and_restored
 from trainer.training.start.check import Continued, check
 from trainer.training.start.parts import put_together
