@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.files import sealed
 from common.terminal import progress_shown
 from trainer.checkpoint.filesystem import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
@@ -121,7 +122,7 @@ class CheckpointStore:
                     earlier.append(self._manifest(step))
             stored, objects = self._objects.store(tensors, earlier)
             manifest = CheckpointManifest(step=checkpoint.step, objects=objects, tensors=stored, state=dict(checkpoint.state))
-            self._commit(checkpoint.step, manifest.to_file())
+            self._commit(checkpoint.step, sealed(manifest.model_dump()))
         except BaseException:
             with suppress(OSError, CheckpointError):  # the next start removes what cannot be removed now
                 self.collect_trash()

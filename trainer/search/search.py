@@ -42,7 +42,7 @@ _OF_THE_PLACE: dict[int, type[ProjectError]] = {
     ExitCode.GUARD: GuardError,
 }
 """Ends of a trial for which the data, the disk or the machine is responsible, and the error with which the search ends then."""
-_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.judges_losses)}  # "": the guard
+_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.of_guard or rule.of_evaluation)}  # "": the guard
 
 Announce = Callable[[str], None]
 
