@@ -48,6 +48,7 @@ from trainer.runs.layout import CONFIG, TOKENIZER
 from trainer.runs.saved_run import IMPORTED, Record, write_record
 from trainer.runs.state import LedgerHead, Progress, RunState
 
+_ROWS = 8  # rows of a forward pass in an evaluation
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _READ = ("*.json", "*.safetensors", "*.model", "*.jinja")
 _NOT_READ = ("*/*", "consolidated*")  # folders with other formats, and Mistral's second copy of the weights
@@ -124,9 +125,6 @@ def _downloaded(named: Path) -> Path:
             f"machine with a network: hf download {repository}{at} --local-dir models/{repository.partition('/')[2]}, and import "
             "that directory"
         ) from None
-
-
-_ROWS = 8  # rows of a forward pass in an evaluation
 
 
 @dataclass(frozen=True)
