@@ -30,6 +30,12 @@ from trainer.extensions.files import PACKAGE, Digests, copy_name, copy_of, diges
 from trainer.extensions.hooks import HOOKS, LIKENESS, Extension, described, place_of
 from trainer.runs.layout import EXTENSION, EXTENSION_FOLDER, RECORD, is_extension
 
+_log = logging.getLogger(__name__)
+
+_MAX_LIST_BYTES = 1 << 20
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
 
 def load_extension(path: Path | None) -> Extension:
     return Extension() if path is None else execute_extension(path, read_extension(path))
@@ -123,13 +129,6 @@ def _check_signature(path: Path, name: str, hook: object) -> None:
         signature.bind(*HOOKS[name])
     except TypeError:
         raise ConfigError(f"{place_of(path, hook)}: {name}{signature} is called with other arguments; use {wanted}") from None
-
-
-_log = logging.getLogger(__name__)
-
-_MAX_LIST_BYTES = 1 << 20
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def run_extension(run: Path, recorded: object, *, trust_code: bool) -> Extension:

@@ -17,6 +17,9 @@ from trainer.planning.checkpoints import DiskSpace, checkpoint_bytes, frozen_byt
 from trainer.runs.layout import CHECKPOINTS
 from trainer.runs.state import Progress
 
+_COLUMNS = 79
+_NAME_COLUMNS = 12
+_PATH_CHARS = 60
 _FORWARD_SHARE = 1 / 3  # of the time of a forward and a backward pass
 
 
@@ -88,11 +91,6 @@ class Forecast:
 
     def _evaluation_s(self, step_s: float) -> float:
         return self.rows_per_evaluation / self.config.batch.global_batch_size * step_s * _FORWARD_SHARE
-
-
-_COLUMNS = 79
-_NAME_COLUMNS = 12
-_PATH_CHARS = 60
 
 
 def plan_lines(forecast: Forecast, *, place: str, free_bytes: int, step_s: float | None) -> list[str]:

@@ -39,6 +39,7 @@ from trainer.runs.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, OtherF
 from trainer.runs.metrics_file import CutOff, events_until
 from trainer.runs.state import RunState
 
+_RESTORE = "put the file back as the run wrote it, or use another run"
 _TARGETS = {"classification": "document", "preference": "pair"}
 _MAX_RANKS, _MAX_MICRO = 1 << 20, 65536
 IMPORTED = "imported"  # the status of a run that holds a published model and was never trained
@@ -269,9 +270,6 @@ def recorded_precision(run: Path, record: Record | None) -> Precision | None:
 
 def digests_of(run: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: digest_run_file(run, name) for name in names}
-
-
-_RESTORE = "put the file back as the run wrote it, or use another run"
 
 
 class SavedRun:

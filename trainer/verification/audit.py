@@ -32,6 +32,7 @@ from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, LedgerStep, OrderEvent, QuarantineEvent, SkipEvent, digest_of_rows, read_ledger
 from trainer.runs.saved_run import SavedRun, check_was_trained
 
+_SHOWN_CHARS = 300
 MAX_COUNTED_ROWS = 1 << 26  # up to this number each row is counted, with 4 bytes. More are only compared with the order.
 MAX_LEFT_OUT = 1 << 26  # of positions in all windows that a run leaves out. The audit visits each, so it refuses more.
 _ROWS_AT_A_TIME = 1 << 20
@@ -331,9 +332,6 @@ def order_builder(run: Path, directory: Path, manifest: Manifest, rows: Rows) ->
         return build_order(event.seed, rows, manifest.sources, event.mixture)
 
     return build
-
-
-_SHOWN_CHARS = 300
 
 
 def show_step(run: Path, step: int, *, data: Path | None = None, full: bool = False, as_json: bool = False) -> str:

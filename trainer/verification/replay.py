@@ -52,6 +52,14 @@ from trainer.runs.saved_run import Record, SavedRun
 from trainer.watchdog import watch
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
+_DEFAULT_STEPS = 10
+_RANKS_PER_CORE, _THREADS_PER_CORE = 4, 16
+_RANK_BYTES = 256 << 20  # least memory of a process that has loaded torch
+_ELSEWHERE = "replay the run on a machine like the one that it was trained on"
+_LAST_LINES = 5
+
+Train = Callable[[TrainConfig], object]
+_Events = Mapping[tuple[str, int], TrainEvent | EvalEvent]
 _ENDING_S = 10.0
 
 
@@ -84,16 +92,6 @@ def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> su
                 process.communicate(timeout=_ENDING_S)  # returns once the last rank has ended
             raise
     return subprocess.CompletedProcess(tied, process.returncode, "", stderr)
-
-
-_DEFAULT_STEPS = 10
-_RANKS_PER_CORE, _THREADS_PER_CORE = 4, 16
-_RANK_BYTES = 256 << 20  # least memory of a process that has loaded torch
-_ELSEWHERE = "replay the run on a machine like the one that it was trained on"
-_LAST_LINES = 5
-
-Train = Callable[[TrainConfig], object]
-_Events = Mapping[tuple[str, int], TrainEvent | EvalEvent]
 
 
 class ChildError(ProjectError):

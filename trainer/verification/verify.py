@@ -37,6 +37,10 @@ from trainer.runs.saved_run import NEVER_TRAINED, Earlier, Origin, SavedRun, che
 from trainer.verification.audit import AuditReport, audit_run
 from trainer.verification.replay import Train, replay_run, run_tied
 
+LEVELS = ("integrity", "environment", "data", "replay")
+# Without threads: a replay uses the recorded number.
+_IN_IDENTITY = ("device", "torch", "attention", "kernels", "nccl", "nodes", "optimizer", "flags.")
+_NAMED_FILES = 20
 _CHECKED_BY_CONTENT = (METRICS, LEDGER.as_posix(), f"{CHECKPOINTS}/")  # that gives a better message than a digest
 
 
@@ -236,12 +240,6 @@ def difference_of_manifests(recorded: Manifest, again: Manifest) -> str:
                 change = "is new" if name not in ours else "is missing" if name not in theirs else "has different content"
                 return f"the first of the {kind} that differs: {name} {change}"
     return "settings, program or versions differ"
-
-
-LEVELS = ("integrity", "environment", "data", "replay")
-# Without threads: a replay uses the recorded number.
-_IN_IDENTITY = ("device", "torch", "attention", "kernels", "nccl", "nodes", "optimizer", "flags.")
-_NAMED_FILES = 20
 
 
 def verify_run(
