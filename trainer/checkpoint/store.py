@@ -141,6 +141,11 @@ class CheckpointStore:
                     advance()
         return Checkpoint(step, state=manifest.state, **groups)
 
+    def state(self, step: int) -> Mapping[str, Any]:
+        """Return the plain data in the checkpoint of `step`, from its manifest. Reads no tensor."""
+        with _advised():
+            return (self._verified.get(step) or self._manifest(step)).state
+
     def verify(self, step: int) -> None:
         with _advised():
             self._read_through(step)
