@@ -17,7 +17,7 @@ from trainer.model.attention import Layout, attend
 from trainer.model.decoder import Decoder
 from trainer.model.forward import PassInputs
 from trainer.model.loss import cross_entropy_sum, linear_cross_entropy_sum
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 from trainer.training.step import MicroStep
 
 __all__ = [

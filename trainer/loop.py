@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from trainer.config import TrainConfig
 from trainer.data.batch import GlobalBatch
 from trainer.metrics.sinks.base import StepFacts
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 from trainer.training.recovery import GoBack, RepeatStep, go_back, judge
 from trainer.training.reporter import evaluate, report
 from trainer.training.start.check import NothingToTrain

@@ -12,7 +12,7 @@ from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.runs.manifest import FORMAT
-from trainer.runs.progress import Evaluated, LedgerHead, Progress
+from trainer.runs.state import Evaluated, LedgerHead, Progress
 
 
 def test_the_state_has_these_items() -> None:

@@ -38,10 +38,9 @@ from trainer.runs.events import TrainEvent
 from trainer.runs.layout import LEDGER, METRICS
 from trainer.runs.ledger import Ledger
 from trainer.runs.metrics_file import CutOff, lines_until
-from trainer.runs.progress import LedgerHead
-from trainer.runs.record import check_nothing_saved
-from trainer.runs.saved_run import SavedRun
-from trainer.verification.integrity import check_integrity
+from trainer.runs.saved_run import SavedRun, check_nothing_saved
+from trainer.runs.state import LedgerHead
+from trainer.verification.verify import check_integrity
 
 Check = Callable[[Path, int, int], str | None]
 """Returns the problem of a folder, or None. Gets the number of operations before the power failure, and the seed."""

@@ -320,7 +320,7 @@ def test_a_run_directory_without_a_lock_lets_the_second_trainer_write(data: Path
     config = tiny_config(data, tmp_path / "run")
     with locked_run(config.run):
         before = tree_of(config.run)
-        monkeypatch.setattr("trainer.training.start.earlier.locked_unopened", lambda _: contextlib.ExitStack())
+        monkeypatch.setattr("trainer.training.start.plan.locked_unopened", lambda _: contextlib.ExitStack())
         train(config)
         assert tree_of(config.run) != before
 
@@ -422,7 +422,7 @@ def stopped_at(config: TrainConfig, steps: list[int]) -> dict[str, Any]:
         done = step
     found = outcome(config.run, trained(config))
     report = audit_run(config.run)
-    assert report.to_json()["steps"] == CHAIN_STEPS
+    assert report.steps == CHAIN_STEPS
     return found
 
 

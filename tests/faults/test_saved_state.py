@@ -29,7 +29,7 @@ from trainer.extensions.hooks import Extension
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Excesses
 from trainer.model.decoder import Decoder
-from trainer.runs.progress import LedgerHead
+from trainer.runs.state import LedgerHead
 from trainer.training import step as micro_step
 
 Patch = pytest.MonkeyPatch

@@ -40,8 +40,8 @@ from tests.support.tampered_cases import (
     record_of_run,
     special_in_run,
 )
-from trainer.commands.tune import TuneOptions
 from trainer.loop import train
+from trainer.search.options import TuneOptions
 from trainer.search.search import search
 
 MAX_BYTES = 1 << 30

@@ -37,9 +37,8 @@ from trainer.runs.saved_run import SavedRun
 from trainer.training.saver import Saver
 from trainer.training.start import open as openings
 from trainer.training.step import StepResult, StepResults
-from trainer.verification.audit import audit_run
-from trainer.verification.integrity import check_integrity
-from trainer.verification.step_text import show_step
+from trainer.verification.audit import audit_run, show_step
+from trainer.verification.verify import check_integrity
 
 LOST = "train/b-00000.arrow"
 QUARANTINE = {"policy": "quarantine", "max_share": 0.6}

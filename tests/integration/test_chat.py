@@ -26,7 +26,7 @@ from trainer.commands.generate import GenerateOptions
 from trainer.commands.generate import run as generate
 from trainer.data.batch import IGNORE, micro_batch
 from trainer.loop import train
-from trainer.verification.step_text import show_step
+from trainer.verification.audit import show_step
 
 LENGTH = 192
 COLOURS = ("red", "blue", "green")

@@ -20,7 +20,7 @@ from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, read_ledger
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 from trainer.training.saver import Saver
 from trainer.verification.verify import verify_run
 

@@ -19,7 +19,7 @@ from tests.support.runs import losses, metrics, start_ranks, tiny_config
 from trainer import loop
 from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.evaluate import EvaluateOptions, evaluate_run
-from trainer.config import LossConfig, ModelConfig, TrainConfig
+from trainer.config import DistillationConfig, LossConfig, ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE
 from trainer.finetuning.distillation import distillation_sums
 from trainer.loop import train
@@ -60,7 +60,8 @@ def test_the_sums_are_those_of_the_formula() -> None:
     positions_BL = torch.arange(6).expand(2, 6)
     layout = make_layout(segments_BL, positions_BL, "sdpa", None)
     inputs = PassInputs(tokens_BL, layout, targets_BL, None)
-    found = distillation_sums(small, inputs, teacher=large, vocab_size=vocab_size, loss=LossConfig(), temperature=3.0, mix=0.25)
+    settings = DistillationConfig(temperature=3.0, mix=0.25)
+    found = distillation_sums(small, inputs, teacher=large, vocab_size=vocab_size, loss=LossConfig(), settings=settings)
     own, expected = small(tokens_BL, layout), large(tokens_BL, layout)
     plain = functional.cross_entropy(own.flatten(0, 1), targets_BL.flatten(), ignore_index=IGNORE, reduction="sum")
     log_s = (own[..., :vocab_size] / 3).log_softmax(-1)

@@ -27,7 +27,7 @@ from trainer.report.write import write_report
 from trainer.runs.events import Event
 from trainer.runs.saved_run import SavedRun
 from trainer.training import step
-from trainer.verification.integrity import check_integrity
+from trainer.verification.verify import check_integrity
 
 STEPS = 12
 Patch = Callable[[pytest.MonkeyPatch, Path], object]

@@ -39,7 +39,6 @@ from trainer.report.recorded_run import read_run
 from trainer.report.run_page import introduction
 from trainer.report.write import report_at_end
 from trainer.runs.layout import REFERENCE
-from trainer.runs.manifest import CheckpointManifest
 from trainer.runs.saved_run import SavedRun
 from trainer.training.start.open import opened_run
 from trainer.verification.verify import verify_run
@@ -98,7 +97,7 @@ def test_only_adapters_have_an_average_norms_and_updates(base: Path, other_data:
 
 def test_later_checkpoints_add_only_adapters(adapted_run: Path) -> None:
     store = CheckpointStore(adapted_run / "checkpoints")
-    first, *later = (CheckpointManifest.from_file(store.manifest_bytes(step)) for step in store.steps())
+    first, *later = (SavedRun(adapted_run).manifest(step) for step in store.steps())
     assert store.steps() == [4, 8, 12]
     weights = sum(tensor.numel() for tensor in store.load(12).model.values()) - TRAINED
     assert sum(first.objects.values()) > 4 * weights
@@ -116,7 +115,7 @@ def test_the_record_and_the_first_lines_have_the_trained_share(
     with caplog.at_level(logging.INFO):
         train(adapted(other_data, run, base))
     record = record_of(run)
-    total = CheckpointStore(run / "checkpoints").num_weights(12)
+    total = SavedRun(run).manifest(12).num_weights
     assert (record["trained_weights"], record["total_weights"]) == (TRAINED, total)
     assert f"{total / 1e6:.2f}M weights, of which {TRAINED / 1e6:.3g}M ({TRAINED / total:.2%}) are trained" in caplog.text
     assert f", of which {TRAINED:,} are trained)" in introduction(read_run(run))

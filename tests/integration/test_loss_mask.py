@@ -31,8 +31,7 @@ from trainer.evaluation.evaluate import evaluate
 from trainer.loop import train
 from trainer.model.decoder import build_model
 from trainer.model.forward import LossModule
-from trainer.verification.audit import audit_run
-from trainer.verification.step_text import show_step
+from trainer.verification.audit import audit_run, show_step
 
 WORDS = ["alpha", "beta", "gamma", "naïve", "日本", "delta"]
 LENGTH = 32

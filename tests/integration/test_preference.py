@@ -26,8 +26,8 @@ from trainer.report.summary import summary_lines
 from trainer.report.write import write_report
 from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import audit_run
-from trainer.verification.integrity import check_integrity
 from trainer.verification.replay import replay_run
+from trainer.verification.verify import check_integrity
 
 
 @pytest.fixture(scope="module")

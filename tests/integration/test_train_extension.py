@@ -16,6 +16,7 @@ from tests.support.records import record_of
 from tests.support.runs import ROOT, losses, metrics, run_command, start_ranks, tiny_config
 from trainer.checkpoint.store import CheckpointStore, checkpoint_files
 from trainer.loop import train
+from trainer.runs.saved_run import SavedRun
 
 EXAMPLES = ROOT / "examples"
 
@@ -158,7 +159,7 @@ def test_the_example_callbacks_keep_a_diary(data: Path, tmp_path: Path) -> None:
     assert [event["loss"] for event in events if event["event"] == "evaluation"] == [
         event["val_loss"] for event in metrics(run, "eval")
     ]
-    weights = 4 * CheckpointStore(run / "checkpoints").num_weights(12)
+    weights = 4 * SavedRun(run).manifest(12).num_weights
     assert all(event["bytes"] > 3 * weights for event in events if event["event"] == "checkpoint"), "a moment is missing"
     assert {event["of_step"] for event in events if event["event"] == "checkpoint"} >= {5, 10, 12}
     assert events[-1] == {"event": "end", "step": 12}

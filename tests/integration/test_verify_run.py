@@ -29,10 +29,8 @@ from trainer.machine.environment import ChangedFact, environment_facts
 from trainer.runs.layout import LEDGER
 from trainer.runs.saved_run import SavedRun
 from trainer.training.step import train_step
-from trainer.verification.audit import audit_run
-from trainer.verification.integrity import Outcome, check_integrity
-from trainer.verification.step_text import show_step
-from trainer.verification.verify import compare_environment
+from trainer.verification.audit import audit_run, show_step
+from trainer.verification.verify import Outcome, check_integrity, compare_environment
 
 KEEP_ALL: dict[str, Any] = {"checkpoint": {"every_steps": 4, "keep_last": 10}}
 

@@ -43,7 +43,7 @@ class Site:
 
     module: str
     place: str
-    """Module and enclosing functions, such as `common.files` or `trainer.doctor.host_settings.Settings.number`."""
+    """Module and enclosing functions, such as `common.files` or `trainer.doctor.host.Settings.number`."""
     line: int
     patterns: tuple[re.Pattern[Any], ...]
     """Empty if the values of the place are only known when it runs."""

@@ -42,7 +42,7 @@ MODULES = (
     "trainer.report.write",
     "trainer.search.search",
     "trainer.verification.audit",
-    "trainer.verification.step_text",
+    "trainer.verification.audit",
     "trainer.verification.verify",
 )
 _GRACE_S = 5.0

@@ -17,18 +17,13 @@ from common.untrusted import copy_run_file
 from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
 from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.runs.layout import LEDGER, METRICS, REFERENCE
-from trainer.runs.record import COMPRESSED
-from trainer.runs.saved_run import SavedRun
+from trainer.runs.saved_run import COMPRESSED, SavedRun
 from trainer.runs.state import RunState
 
 
 def load_whole(store: CheckpointStore, step: int) -> tuple[Checkpoint, RunState]:
     checkpoint = store.load(step)
     return checkpoint, RunState.of_manifest(store.manifest_path(step), checkpoint.state)
-
-
-def load_state(store: CheckpointStore, step: int) -> RunState:
-    return RunState.of_manifest(store.manifest_path(step), store.state(step))
 
 
 def load_checkpoint(run: SavedRun, which: str, *, option: str = "--checkpoint") -> Checkpoint:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.files import sealed
 from common.terminal import progress_shown
 from trainer.checkpoint.filesystem import Storage, make_directories, read_file, remove_directory, sync_directory, write_file
 from trainer.checkpoint.objects import LARGE_BYTES, ObjectFiles, damage_named
@@ -104,12 +105,6 @@ class CheckpointStore:
     def manifest_path(self, step: int) -> Path:
         return self.path(step) / CHECKPOINT_MANIFEST
 
-    def manifest_bytes(self, step: int) -> bytes:
-        self._check_folders(self.path(step))
-        path = self.manifest_path(step)
-        with damage_named(path):
-            return bytes(read_file(self._storage, path, MAX_MANIFEST_BYTES))
-
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint. Once this returns, it survives a power failure. It replaces one of the same step atomically.
 
@@ -127,7 +122,7 @@ class CheckpointStore:
                     earlier.append(self._manifest(step))
             stored, objects = self._objects.store(tensors, earlier)
             manifest = CheckpointManifest(step=checkpoint.step, objects=objects, tensors=stored, state=dict(checkpoint.state))
-            self._commit(checkpoint.step, manifest.to_file())
+            self._commit(checkpoint.step, sealed(manifest.model_dump()))
         except BaseException:
             with suppress(OSError, CheckpointError):  # the next start removes what cannot be removed now
                 self.collect_trash()
@@ -150,11 +145,6 @@ class CheckpointStore:
         """Return the plain data in the checkpoint of `step`, from its manifest. Reads no tensor."""
         with _advised():
             return (self._verified.get(step) or self._manifest(step)).state
-
-    def num_weights(self, step: int) -> int:
-        """Return the number of weights of the model in the checkpoint of `step`, from its manifest. Reads no tensor."""
-        with _advised():
-            return self._manifest(step).num_weights
 
     def verify(self, step: int) -> None:
         with _advised():

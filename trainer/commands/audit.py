@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -29,8 +30,7 @@ class AuditOptions(RunOptions):
 
 
 def run(options: AuditOptions) -> None:
-    from trainer.verification.audit import audit_run
-    from trainer.verification.step_text import show_step
+    from trainer.verification.audit import audit_run, show_step
 
     if options.step is not None:
         print(show_step(options.run, options.step, data=options.data, full=options.full, as_json=options.as_json))
@@ -41,4 +41,4 @@ def run(options: AuditOptions) -> None:
         if options.as_json:
             print(json.dumps({"ok": False, "error": str(error)}, ensure_ascii=False))
         raise
-    print(json.dumps({"ok": True, **report.to_json()}, ensure_ascii=False) if options.as_json else report.describe())
+    print(json.dumps({"ok": True, **asdict(report)}, ensure_ascii=False) if options.as_json else report.describe())

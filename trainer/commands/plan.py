@@ -5,7 +5,7 @@ from trainer.config import PlanConfig
 
 def run(config: PlanConfig) -> None:
     """Shows what a training with these settings will do. It measures five steps and writes nothing."""
-    from trainer.planning.lines import plan_lines
+    from trainer.planning.forecast import plan_lines
     from trainer.training.dry_run import dry_run
 
     found = dry_run(config)

@@ -54,8 +54,7 @@ class VerifyOptions(TrustOptions):
 def run(options: VerifyOptions) -> None:
     from trainer.interop.export import EXPORT_RECORD, describe_export, verify_export
     from trainer.loop import train
-    from trainer.verification.integrity import Outcome
-    from trainer.verification.verify import verify_run
+    from trainer.verification.verify import Outcome, verify_run
 
     is_export = (options.run / EXPORT_RECORD).exists() and not (options.run / RECORD).exists()
     held: list[dict[str, Any]] = []

@@ -25,6 +25,7 @@ from trainer.context import RunContext
 from trainer.data.batch import IGNORE, MicroBatch, micro_batch, share_of_rank
 from trainer.evaluation.tally import UNDIVIDED, Evaluation, Grouping, Tally
 from trainer.model.forward import EvalMetrics, LossModule, empty_micro_batch, forward_pass
+from trainer.model.parameters import to_host
 
 
 class EvaluationStopped(Exception):  # noqa: N818 - a request, no error
@@ -60,12 +61,12 @@ def evaluate(
     num_passes = -(-num_batches // group.world_size)
     tally = Tally(grouping, rows.row_length)
     table = None if measures is None else measures.count(np.empty((0, 0), np.float32), np.empty(0, np.int64))
-    waiting: deque[tuple[Callable[[], NDArray[np.float32]], MicroBatch, NDArray[np.int64], list[NDArray[np.uint64]]]] = deque()
+    waiting: deque[tuple[Callable[[], Tensor], MicroBatch, NDArray[np.int64], list[NDArray[np.uint64]]]] = deque()
 
     def take() -> None:
         nonlocal table
         arrived, batch, sources_B, ids = waiting.popleft()
-        scores = arrived()  # (B, L), or with measures (B, L, 1 + K)
+        scores = arrived().numpy()  # (B, L), or with measures (B, L, 1 + K)
         if measures is not None and table is not None:
             is_target_BL = batch.targets.numpy() != IGNORE
             table = table + measures.count(scores[..., 1:][is_target_BL], batch.targets.numpy()[is_target_BL])
@@ -84,7 +85,7 @@ def evaluate(
                     sources_B = np.zeros(len(here), np.int64) if grouping is UNDIVIDED else rows.source_ids(here)
                     losses_BL = forward_pass(loss, batch, config, group.device, backend, by_row=True)
                     ids = [] if grouping.documents is None else [rows.document_ids(number) for number in here.tolist()]
-                    waiting.append((_on_its_way(losses_BL), batch, sources_B, ids))
+                    waiting.append((to_host(losses_BL), batch, sources_B, ids))
                     if len(waiting) > 1:
                         take()
                     after_batch()
@@ -106,18 +107,3 @@ def evaluate(
         return evaluation
     total = group.sum(torch.from_numpy(table).to(group.device)).cpu().numpy()
     return replace(evaluation, measured=lambda step: measures.event(step, total))
-
-
-def _on_its_way(losses_BL: Tensor) -> Callable[[], NDArray[np.float32]]:
-    if not losses_BL.is_cuda:
-        return losses_BL.numpy
-    on_host = torch.empty_like(losses_BL, device="cpu", pin_memory=True)
-    on_host.copy_(losses_BL, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-
-    def wait() -> NDArray[np.float32]:
-        arrived.synchronize()
-        return on_host.numpy()
-
-    return wait

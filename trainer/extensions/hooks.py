@@ -22,7 +22,7 @@ from trainer.machine.memory import is_out_of_memory
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.runs.events import ScalarsEvent
-from trainer.runs.progress import Evaluated, Progress
+from trainer.runs.state import Evaluated, Progress
 
 
 def place_of(path: Path | None, cause: object) -> str:

@@ -33,12 +33,13 @@ from data_pipeline.dataset.shards import RowBatch, Rows
 from data_pipeline.tokenizer import load_tokenizer
 from trainer.config import LossConfig, ModelConfig, TrainConfig
 from trainer.data.batch import IGNORE, micro_batch
-from trainer.finetuning.task import TASK_FOLDER, Kind, Task, saved_task
+from trainer.finetuning.task import Kind, Task, saved_task
 from trainer.model.attention import Layout, backend_of
 from trainer.model.decoder import DecoderBody, build_body, flops_per_token, num_weights
 from trainer.model.forward import CustomPass, EvalMetrics, LossFunction, LossModule, PassInputs, forward_pass
 from trainer.model.loss import cross_entropy_rows, cross_entropy_sum
 from trainer.runs.events import MeasuresEvent
+from trainer.runs.layout import TASK_FOLDER
 from trainer.runs.saved_run import SavedRun
 
 LABELS_FILE, ENCODER_FILE = "labels.json", "encoder.json"

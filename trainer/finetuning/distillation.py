@@ -27,7 +27,7 @@ from common.errors import ConfigError
 from common.files import canonical_json
 from data_pipeline.dataset.manifest import Manifest
 from data_pipeline.tokenizer import load_tokenizer
-from trainer.config import LossConfig, TrainConfig
+from trainer.config import DistillationConfig, LossConfig, TrainConfig
 from trainer.context import RunContext
 from trainer.data.batch import IGNORE
 from trainer.finetuning.task import Kind, Task
@@ -90,15 +90,14 @@ def _make(config: TrainConfig, files: Mapping[str, bytes]) -> Task:
         found, wanted = saved.weights_digest, json.loads(files[_FACTS])["weights"]
         if found != wanted:
             raise ConfigError(f"teacher = {config.teacher}: its weights changed during the start ({wanted} to {found})")
-        vocab_size, settings = saved.tokenizer.vocab_size, config.distillation
+        vocab_size = saved.tokenizer.vocab_size
         model = decoder_with(saved.config.model, vocab_size, saved.weights).to(device)
         return partial(
             distillation_sums,
             teacher=model.eval().requires_grad_(requires_grad=False),
             vocab_size=vocab_size,
             loss=config.loss,
-            temperature=settings.temperature,
-            mix=settings.mix,
+            settings=config.distillation,
         )
 
     return Task(sums=sums, step_metrics=("divergence",), comparable=False, memory=_memory)
@@ -118,14 +117,7 @@ def _opened_teacher(config: TrainConfig) -> SavedDecoder:
 
 
 def distillation_sums(
-    model: nn.Module,
-    inputs: PassInputs,
-    *,
-    teacher: Decoder,
-    vocab_size: int,
-    loss: LossConfig,
-    temperature: float,
-    mix: float,
+    model: nn.Module, inputs: PassInputs, *, teacher: Decoder, vocab_size: int, loss: LossConfig, settings: DistillationConfig
 ) -> Tensor:
     """Return the loss and the divergence KL(teacher || student) at T, summed over all targets, fp32 (2,).
 
@@ -142,7 +134,7 @@ def distillation_sums(
     largest = max(model.lm_head.weight.shape[0], teacher.lm_head.weight.shape[0])
     size = default_chunk_tokens(largest, hidden_ND.device.type)
     caps = (model.lm_head.softcap, teacher.lm_head.softcap)
-    chunk = partial(_chunk_sums, caps=caps, vocab_size=vocab_size, loss=loss, temperature=temperature, mix=mix)
+    chunk = partial(_chunk_sums, caps=caps, vocab_size=vocab_size, loss=loss, settings=settings)
     sums = [
         cast(
             Tensor,
@@ -171,9 +163,9 @@ def _chunk_sums(
     caps: tuple[float, float],
     vocab_size: int,
     loss: LossConfig,
-    temperature: float,
-    mix: float,
+    settings: DistillationConfig,
 ) -> Tensor:
+    temperature, mix = settings.temperature, settings.mix
     logits_CV = soft_cap(functional.linear(hidden_CD, own_VD), caps[0])
     with torch.no_grad():
         expected_CV = soft_cap(functional.linear(expected_CD, of_teacher_VD), caps[1])

@@ -31,9 +31,9 @@ from trainer.context import RunContext
 from trainer.model.decoder import num_weights
 from trainer.model.forward import EvalMetrics, LossFunction, PassInputs
 from trainer.model.memory_estimate import MemoryEstimate
+from trainer.runs.layout import TASK_FOLDER
 from trainer.runs.saved_run import SavedRun
 
-TASK_FOLDER = "objective"  # the folder in a run with the files of its task
 _MAX_FILE_BYTES = 64 << 20
 _REPLACED = ("build_model", "loss", "training_step")
 

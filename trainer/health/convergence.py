@@ -19,9 +19,8 @@ import numpy as np
 
 from trainer.config import EvalConfig, LossConfig
 from trainer.runs.events import AlertEvent, EvalEvent
-from trainer.runs.progress import Evaluated
 from trainer.runs.rules import RULES
-from trainer.runs.state import LossSums
+from trainer.runs.state import Evaluated, LossSums
 
 _LEAST_TREND = 3
 _LEAST_SCORE = 3.0

@@ -1,6 +1,7 @@
-"""The weights of a GPT-2 in Hugging Face transformers. There q, k and v are one matrix, and matrices of layers are transposed.
+"""The weights of models whose files have them in another form: GPT-2, Phi-3 and Gemma in Hugging Face transformers.
 
-A model without biases gets biases of zero there.
+In a GPT-2 q, k and v are one matrix, matrices of layers are transposed, and a model without biases gets biases of zero. In a Phi-3
+q, k and v are one matrix, and gate and up. In a Gemma the weights of norms are less by one.
 """
 
 from __future__ import annotations
@@ -65,3 +66,53 @@ def _modules(model: ModelConfig) -> dict[str, tuple[str, ...]]:
         for there, parts in _OF_LAYER.items()
     }
     return {**layers, "transformer.ln_f": ("model.norm",)}
+
+
+_PARTS = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def fused_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes by the names there. `shapes` has them by the names here."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, (rows, *others) in shapes.items():
+        fused = _fused_name(name)
+        found[fused] = (found.get(fused, (0,))[0] + rows, *others)
+    return found
+
+
+def from_fused(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    parts: dict[str, list[str]] = {}
+    for name in shapes:
+        parts.setdefault(_fused_name(name), []).append(name)
+    found: dict[str, Tensor] = {}
+    for fused, names in parts.items():
+        ordered = sorted(names, key=_place)
+        pieces = torch.split(tensors[fused], [shapes[name][0] for name in ordered])
+        found |= {name: piece.contiguous() for name, piece in zip(ordered, pieces, strict=True)}
+    return found
+
+
+def _fused_name(name: str) -> str:
+    for fused, parts in _PARTS.items():
+        for part in parts:
+            if f".{part}." in name:
+                return name.replace(part, fused)
+    return name
+
+
+def _place(name: str) -> int:
+    return next((place for parts in _PARTS.values() for place, part in enumerate(parts) if f".{part}." in name), 0)
+
+
+OWN_NORM = "pre_feedforward_layernorm.weight"
+
+
+def to_gemma(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: weight - 1 if weight.ndim == 1 else weight for name, weight in weights.items()}
+
+
+def from_gemma(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor + 1 if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}

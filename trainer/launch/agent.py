@@ -36,9 +36,9 @@ from torch.distributed.run import get_args_parser, parse_min_max_nnodes, run
 
 from common.command_line import write_error
 from common.errors import ConfigError, ExitCode
-from common.hardware import num_oom_kills, why_killed
+from common.hardware import num_oom_kills
 from trainer.distributed.network import STORE_VARIABLE
-from trainer.launch.ranks import EXPLAINED_BY_THE_RANK, Failure, describe, private_folder
+from trainer.launch.ranks import Failure, exit_code_after, private_folder
 from trainer.launch.stop_request import STOP_SIGNALS, log_line
 from trainer.watchdog.processes import LAUNCHER_VARIABLE
 
@@ -142,13 +142,8 @@ def launch(arguments: Sequence[str]) -> ExitCode:
     except SignalException:  # no rank runs yet; those that are being started end with this process
         return ExitCode.STOPPED
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        if failure.exitcode in EXPLAINED_BY_THE_RANK:
-            return ExitCode(failure.exitcode)
         failures = {rank: Failure(each.pid, each.exitcode, each.timestamp) for rank, each in error.failures.items()}
-        if line := describe(failures, why_killed(oom_kills)):
-            write_error(f"error: {line}")
-        return ExitCode.CRASHED
+        return exit_code_after(failures, oom_kills)
     except (DistNetworkError, DistStoreError, RendezvousError) as error:
         if Agent.has_started:
             raise

@@ -23,7 +23,7 @@ from trainer.distributed.network import STORE_VARIABLE
 from trainer.launch.stop_request import STOP_SIGNALS
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE, LAUNCHER_VARIABLE
 
-EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
+_EXPLAINED_BY_THE_RANK = set(ExitCode) - {ExitCode.DONE, ExitCode.CRASHED}
 
 _ALONE = re.compile(r"PET_(NNODES|NPROC_PER_NODE|SHUTDOWN_TIMEOUT|MONITOR_INTERVAL|NODE_RANK|(MASTER|RDZV)_\w+)")
 """Variables of torchrun that this module obeys, or that have no effect on a single node."""
@@ -65,10 +65,13 @@ def launch_here(words: Sequence[str], num_ranks: int, shutdown_s: float) -> Exit
     with private_folder() as store:
         running = {_start(words, rank, num_ranks, store): rank for rank in range(num_ranks)}
         failures = _wait_for(running, shutdown_s, requests)
-    if not failures:
-        return ExitCode.DONE
+    return exit_code_after(failures, oom_kills) if failures else ExitCode.DONE
+
+
+def exit_code_after(failures: Mapping[int, Failure], oom_kills: int) -> ExitCode:
+    """Return the exit code that the first failed rank chose, or CRASHED, after a line about the failure."""
     first = min(failures.values(), key=lambda failure: failure.timestamp)
-    if first.exitcode in EXPLAINED_BY_THE_RANK:
+    if first.exitcode in _EXPLAINED_BY_THE_RANK:
         return ExitCode(first.exitcode)
     if line := describe(failures, why_killed(oom_kills)):
         write_error(f"error: {line}")

@@ -1,10 +1,11 @@
-"""Handles the signals with which a terminal, a scheduler or Docker asks the launcher to stop, and writes its lines."""
+"""The signals with which a terminal, a scheduler or Docker asks the launcher to stop, and the launcher its ranks; its lines."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -95,3 +96,34 @@ class StopRequest:
             self._is_passed_on = True
             with suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGTERM)
+
+
+class StopSignal:
+    """The name of the signal that asked for a stop; None before it arrives."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    def note(self, number: int, _frame: FrameType | None) -> None:
+        self.name = self.name or signal.Signals(number).name  # further signals change nothing, because the run stops already
+
+
+@contextmanager
+def stop_signal() -> Iterator[StopSignal]:
+    """Catch SIGTERM and SIGINT in this context, even if they were blocked. A signal that was blocked is ignored after it.
+
+    Only the main thread can catch signals. In other threads nothing changes. Under `trainer.launch.agent` both signals are blocked
+    when a rank starts, and again at its end: one during loading waits for this context, and one after the last save is ignored.
+    """
+    request = StopSignal()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous = {number: signal.signal(number, request.note) for number in (signal.SIGTERM, signal.SIGINT)}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, previous)
+    try:
+        yield request
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in previous.items():  # other threads do not block it, so it is ignored
+            signal.signal(number, signal.SIG_IGN if number in blocked else handler)

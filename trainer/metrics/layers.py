@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trainer.distributed.group import Group
 from trainer.machine.memory import is_out_of_memory
-from trainer.model.parameters import is_sharded, parameters_by_name
+from trainer.model.parameters import is_sharded, own_part, parameters_by_name, to_host
 from trainer.runs.events import LayersEvent
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class LayerObserver:
         self._norms_every, self._histograms_every = norms_every, histograms_every
         self._limits_K = torch.tensor(BIN_LIMITS, dtype=torch.float32, device=group.device)
         self._current: _Measurement | None = None
-        self._arriving: dict[int, _Measurement] = {}
+        self._arriving: dict[int, tuple[bool, Callable[[], Tensor]]] = {}
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
@@ -132,8 +132,7 @@ class LayerObserver:
         elif current.failed:
             return
         if self._group.is_main:
-            current.send()
-            self._arriving[step] = current
+            self._arriving[step] = current.norms, to_host(current.numbers)
 
     def _attempt(self, current: _Measurement, measure: Callable[[_Measurement], None]) -> None:
         """AdamW needs no further memory. Muon's update can run out of it, because a copy of the weights exists at the same time."""
@@ -148,9 +147,9 @@ class LayerObserver:
             _log.warning("too little memory to measure the layers in this step; training continues")
 
     def _measure_before(self, current: _Measurement) -> None:
-        weights = [_local(weight.detach()) for weight in self._parameters]
+        weights = [own_part(weight.detach()) for weight in self._parameters]
         nothing = torch.zeros(1, device=self._group.device)  # for a parameter that the loss did not use
-        gradients = [nothing if weight.grad is None else _local(weight.grad) for weight in self._parameters]
+        gradients = [nothing if weight.grad is None else own_part(weight.grad) for weight in self._parameters]
         if current.norms:
             current.squares = [_squares(gradients)]
             current.before = [weight.clone() for weight in weights]
@@ -161,7 +160,7 @@ class LayerObserver:
         parts = current.parts
         if current.norms:
             current.squares.append(_squares(current.before))
-            torch._foreach_sub_(current.before, [_local(weight.detach()) for weight in self._parameters])
+            torch._foreach_sub_(current.before, [own_part(weight.detach()) for weight in self._parameters])
             squares_KP = torch.stack([*current.squares, _squares(current.before)])
             each_KP = torch.split(squares_KP, [len(layer) for layer in self._layers.values()], dim=1)
             parts = [torch.stack([part.sum(1) for part in each_KP], dim=1), *parts]
@@ -186,17 +185,15 @@ class LayerObserver:
 
     def reading(self, step: int) -> LayerReading | None:
         """Return the measurements of a step once, on rank 0; None if they were not due. Waits until the device has them."""
-        arrived = self._arriving.pop(step, None)
-        if arrived is None:
+        if step not in self._arriving:
             return None
-        if arrived.arrival is not None:
-            arrived.arrival.synchronize()
-        numbers: NDArray[np.float64] = arrived.numbers.numpy()
+        has_norms, arrived = self._arriving.pop(step)
+        numbers: NDArray[np.float64] = arrived().numpy()
         if np.isnan(numbers).all():
             return None
         names = list(self._layers)
         norms: dict[str, LayerNorms] = {}
-        if arrived.norms:
+        if has_norms:
             squares, numbers = np.split(numbers, [_NUM_NORMS * len(names)])
             norms = {
                 name: LayerNorms(*map(float, np.sqrt(each)))
@@ -226,19 +223,6 @@ class _Measurement:
     squares: list[Tensor] = field(default_factory=list)  # squared norms of gradients and of weights, (P,)
     parts: list[Tensor] = field(default_factory=list)  # histograms of gradients and of weights, (N, bins + 2) each
     numbers: Tensor = field(default_factory=lambda: torch.empty(0))
-    arrival: torch.cuda.Event | None = None
-
-    def send(self) -> None:
-        """Begin the copy of the numbers to the host."""
-        if self.numbers.is_cuda:
-            on_device, self.numbers = self.numbers, torch.empty_like(self.numbers, device="cpu", pin_memory=True)
-            self.numbers.copy_(on_device, non_blocking=True)
-            self.arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.arrival.record()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:

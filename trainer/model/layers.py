@@ -26,7 +26,45 @@ from trainer.model.dropout import ATTENTION_OUTPUT, HASH_BYTES, MLP_OUTPUT, drop
 from trainer.model.linear import Linear
 from trainer.model.lora import projected
 from trainer.model.operators import has_kernels, norm_and_rotate
-from trainer.model.rotary_scaling import scaled_frequencies
+
+
+def scaled_frequencies(frequencies: Tensor, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """Return the frequencies, and the factor of cosine and sine. `scaling` is `model.rope_scaling`."""
+    kind = scaling.get("rope_type")
+    if kind is None:
+        return frequencies, 1.0
+    factor = float(scaling["factor"])
+    if kind == "linear":
+        return frequencies / factor, 1.0
+    original = float(scaling["original_max_position_embeddings"])
+    if kind == "llama3":
+        low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+        share = ((original * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        return frequencies * share + frequencies / factor * (1 - share), 1.0
+    size = 2 * len(frequencies)
+
+    def place_of(rotations: float) -> float:
+        return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = place_of(float(scaling.get("beta_fast", 32))), place_of(float(scaling.get("beta_slow", 1)))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    places = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float32)
+    share = 1 - ((places - low) / max(high - low, 0.001)).clamp(0, 1)
+    return frequencies * share + frequencies / factor * (1 - share), _length_factor(factor, scaling)
+
+
+def _length_factor(factor: float, scaling: Mapping[str, Any]) -> float:
+    def length(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    if "attention_factor" in scaling:
+        return float(scaling["attention_factor"])
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return length(float(scaling["mscale"])) / length(float(scaling["mscale_all_dim"]))
+    return length()
+
 
 Rotation = tuple[Tensor, Tensor] | None
 """Cosine and sine of a `rotary_table`; None if the positions are learned."""

@@ -10,17 +10,14 @@ from pathlib import Path
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.files import digest_bytes
 from data_pipeline.conversations.chat_template import ChatTemplate, saved_template
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
 from trainer.checkpoint.of_run import averaged_weights, load_checkpoint, weights_digest
-from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
 from trainer.model.memory_estimate import check_model_size
-from trainer.runs.record import Record
-from trainer.runs.saved_run import SavedRun
+from trainer.runs.saved_run import Record, SavedRun
 
 
 @dataclass(frozen=True)
@@ -62,14 +59,13 @@ def open_decoder(saved_run: SavedRun, which: str, *, option: str = "--checkpoint
                 f"{run}: in the checkpoint of step {checkpoint.step} the shape of the weight {name} is {found.get(name, 'missing')}"
                 f", and the settings of the run need {wanted.get(name, 'no such weight')}; restore the run from a copy"
             )
-    manifest = CheckpointStore.of(run).manifest_bytes(checkpoint.step)
     return SavedDecoder(
         run=run,
         config=config,
         record=saved_run.record,
         tokenizer=tokenizer,
         step=checkpoint.step,
-        manifest_digest=digest_bytes(manifest),
+        manifest_digest=saved_run.manifest_digest(checkpoint.step),
         weights={name: weights[name].float() for name in sorted(weights)},
         is_average=bool(checkpoint.average),
         chat_template=saved_template(run / "tokenizer", tokenizer),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from trainer.distributed.group import Group
-from trainer.model.parameters import is_sharded
+from trainer.model.parameters import is_sharded, own_part
 from trainer.optim.adamw import Optimizer
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -56,10 +56,10 @@ class Muon(Optimizer):
             most = ranks * max(1, _MOST_NUMBERS[matrices[0].device.type] // shape.numel())
             for first in range(0, len(those), most):
                 stack = those[first : first + most]
-                averages = torch.stack([torch.zeros_like(_rows(one)) for one in stack])
+                averages = torch.stack([torch.zeros_like(own_part(one)) for one in stack])
                 for matrix, average in zip(stack, averages, strict=True):
                     state = torch.zeros_like(matrix)
-                    _rows(state).set_(average)  # its numbers are those of the stack
+                    own_part(state).set_(average)  # its numbers are those of the stack
                     self.state[matrix] = {"momentum_buffer": state}
                 stacks.append(_Stack(stack, averages))
         return stacks
@@ -73,13 +73,13 @@ class Muon(Optimizer):
     def _update(self, stack: _Stack, skip: Tensor, rate: float, shrink: float, momentum: float) -> None:
         first, average_MPC = stack.matrices[0], stack.averages
         none_PC = torch.zeros_like(average_MPC[0])
-        gradient_MPC = torch.stack([none_PC if one.grad is None else _rows(one.grad) for one in stack.matrices])
+        gradient_MPC = torch.stack([none_PC if one.grad is None else own_part(one.grad) for one in stack.matrices])
         new_MPC = average_MPC.lerp(gradient_MPC, 1 - momentum)
         nesterov_MPC = gradient_MPC.lerp_(new_MPC, momentum).bfloat16()
         torch.where(skip, average_MPC, new_MPC, out=average_MPC)
         update_MPC = self._orthogonal(nesterov_MPC, len(first), sharded=is_sharded(first))
         update_MPC = torch.where(skip, 0.0, update_MPC)
-        weights = [_rows(matrix) for matrix in stack.matrices]
+        weights = [own_part(matrix) for matrix in stack.matrices]
         torch._foreach_mul_(weights, torch.where(skip, 1.0, 1 - shrink))
         # 0 times a negative factor is -0, the only number that changes no bit of any weight, also of -0.
         torch._foreach_add_(weights, update_MPC.float().unbind(), alpha=-0.2 * math.sqrt(max(first.shape)) * rate)
@@ -117,8 +117,3 @@ def orthogonalised(matrices_MRC: Tensor) -> Tensor:
         left, right = (x_MRC, factor) if tall else (factor, x_MRC)
         x_MRC = torch.baddbmm(x_MRC, left, right, beta=_A)
     return x_MRC
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """Return the rows that this rank has of a sharded tensor."""
-    return tensor.to_local() if is_sharded(tensor) else tensor

@@ -8,26 +8,18 @@ from pathlib import Path
 from common.command_line import command_text
 from common.text import duration, visible
 from data_pipeline.conversations.chat_template import TEMPLATE_FILE
+from trainer.report.recorded_run import read_run
 from trainer.report.write import REPORT
 from trainer.runs.events import EvalEvent, MeasuresEvent
-from trainer.runs.layout import METRICS
-from trainer.runs.metrics_file import read_events
-from trainer.runs.record import target_word
 from trainer.runs.saved_run import SavedRun
 
 
 def summary_lines(run: Path) -> list[str]:
-    saved = SavedRun(run)
-    record, progress = saved.record, saved.state(saved.steps[-1]).progress
+    saved, facts = SavedRun(run), read_run(run)
+    record, progress, unit = facts.record, saved.state(saved.steps[-1]).progress, facts.target
     # The first evaluation shows the model before training, so it is not a result.
-    evaluations: dict[int, EvalEvent] = {}
-    measures: dict[int, MeasuresEvent] = {}
-    for event in read_events(run / METRICS):
-        if isinstance(event, EvalEvent) and event.step > 0:
-            evaluations[event.step] = event
-        elif isinstance(event, MeasuresEvent):
-            measures[event.step] = event
-    unit = target_word(record.identity)
+    evaluations = {event.step: event for event in facts.evaluations if event.step > 0}
+    measures = {event.step: event for event in facts.of(MeasuresEvent)}
     last, best = evaluations.get(progress.evaluated_step), evaluations.get(progress.best_step or 0)
     report = run / REPORT
     if record.identity.get("objective") == "classification":

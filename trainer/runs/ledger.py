@@ -28,7 +28,7 @@ from common.errors import CheckpointError
 from common.files import parse_json, sync_directory
 from common.untrusted import MAX_COUNT, Count, Finite, Schema, parsed, read_lines
 from trainer.runs.layout import make_folder, open_own
-from trainer.runs.progress import LedgerHead
+from trainer.runs.state import LedgerHead
 
 _MAX_BATCH_ROWS = 1 << 20  # the largest `batch.global_batch_size`
 _CHAIN_CHARS = len(LedgerHead().chain)

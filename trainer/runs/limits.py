@@ -11,7 +11,7 @@ from fractions import Fraction
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest
 from trainer.config import EvalConfig, TrainConfig
-from trainer.runs.progress import Evaluated, Progress
+from trainer.runs.state import Evaluated, Progress
 
 _log = logging.getLogger(__name__)
 _PARTS_OF_RUN = 10  # the warm-up is the first of this many parts of a run that is not longer than the warm-up of the settings

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.files import sealed, unsealed
+from common.files import unsealed
 from common.untrusted import Schema, parsed
 
 FORMAT = 3  # increases whenever the layout of the manifest, or of the state in it, changes
@@ -104,10 +104,6 @@ class CheckpointManifest(Schema, extra="forbid"):
             raise
         except ValueError as error:
             raise ValueError(f"the manifest is damaged or was changed ({error})") from None
-
-    def to_file(self) -> bytes:
-        """Return the content of the file. Raises ValueError or TypeError for a value of the state that is not plain data."""
-        return sealed(self.model_dump())
 
     @property
     def num_weights(self) -> int:

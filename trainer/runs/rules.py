@@ -20,10 +20,6 @@ class Rule:
     of_evaluation: bool = False
     of_guard: bool = False
 
-    @property
-    def judges_losses(self) -> bool:
-        return self.of_guard or self.of_evaluation
-
 
 RULES: Mapping[str, Rule] = {
     "non_finite": Rule(of_guard=True, text="Look at the rows of this step, lower optim.lr, or use precision bf16 or fp32"),

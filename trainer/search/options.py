@@ -1,4 +1,4 @@
-"""What a search is asked to do. The command `tune` has these options."""
+"""The options of the command `tune`: what a search is asked to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Pruner = Literal["median", "asha", "none"]
 Sampler = Literal["tpe", "random", "grid"]
 
 
-class SearchOptions(Options):
+class TuneOptions(Options):
+    """Searches for the settings of a recipe with the lowest validation loss. The same command continues a search."""
+
     recipe: Annotated[str, Place(metavar="RECIPE")] = Field(
         description="Recipe with the settings that all trials share: its name in env/recipes, a .toml file, or auto."
     )
@@ -59,6 +61,10 @@ class SearchOptions(Options):
     )
     seed: int = Field(0, ge=0, lt=1 << 32, description="Seed of the choice of values. The seed of the trainings is in the recipe.")
     limits: LimitsConfig = Field(LimitsConfig(), description="Limits of each trial, in place of those of the recipe.")
+    as_json: Annotated[bool, Place("--json")] = Field(
+        False,
+        description="Print one JSON object in place of the path of the best recipe: the path, and the content of trials.json.",
+    )
 
     @model_validator(mode="after")
     def _check_end(self) -> Self:

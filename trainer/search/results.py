@@ -21,7 +21,7 @@ from trainer.search.setup import SearchSetup, trial_config
 from trainer.search.space import shown
 from trainer.search.study import Trial, best_of, importance_of
 from trainer.search.trial_run import recipe_of
-from trainer.verification.integrity import recipe_of as recipe_of_data
+from trainer.verification.verify import recipe_of as recipe_of_data
 
 BEST, TRIALS = "best.toml", "trials.json"
 

@@ -26,7 +26,7 @@ from trainer.distributed.devices import num_gpus
 from trainer.launch.stop_request import StopRequest
 from trainer.runs.lock import locked_run
 from trainer.runs.rules import RULES
-from trainer.search.options import SearchOptions
+from trainer.search.options import TuneOptions
 from trainer.search.results import BEST, write_results
 from trainer.search.setup import SearchSetup, claim, gpus_of_slot, open_setup, trial_config
 from trainer.search.space import shown
@@ -42,12 +42,12 @@ _OF_THE_PLACE: dict[int, type[ProjectError]] = {
     ExitCode.GUARD: GuardError,
 }
 """Ends of a trial for which the data, the disk or the machine is responsible, and the error with which the search ends then."""
-_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.judges_losses)}  # "": the guard
+_JUDGES_LOSSES = {"", *(name for name, rule in RULES.items() if rule.of_guard or rule.of_evaluation)}  # "": the guard
 
 Announce = Callable[[str], None]
 
 
-def search(options: SearchOptions, announce: Announce) -> tuple[Path, dict[str, Any]]:
+def search(options: TuneOptions, announce: Announce) -> tuple[Path, dict[str, Any]]:
     """Return the path of the best recipe and the content of `trials.json`. Raises StoppedBySignal once all runs have saved."""
     if options.sampler != "grid":
         check_installed()

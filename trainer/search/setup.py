@@ -26,7 +26,7 @@ from trainer.extensions.files import digests_of, read_extension
 from trainer.launch.environment import check_variables, openmp_threads
 from trainer.launch.supervisor import RESTART_VARIABLES
 from trainer.runs.defaults import visible_gpus
-from trainer.search.options import SearchOptions
+from trainer.search.options import TuneOptions
 from trainer.search.space import Range, Space, Value, read_space
 
 SETUP = "search.json"
@@ -38,7 +38,7 @@ _SHOWN, _MOST_THREADS = 4, 1024
 
 @dataclass(frozen=True)
 class SearchSetup:
-    options: SearchOptions
+    options: TuneOptions
     space: Space
     config: TrainConfig  # the settings that all trials share. `run` is the folder of the runs, and `threads` is set.
     manifest: Manifest
@@ -76,7 +76,7 @@ class SearchSetup:
         )
 
 
-def open_setup(options: SearchOptions, variables: Mapping[str, str] = os.environ) -> SearchSetup:
+def open_setup(options: TuneOptions, variables: Mapping[str, str] = os.environ) -> SearchSetup:
     check_variables(variables)
     if (variables.get("PET_NNODES") or "1") != "1":
         raise ConfigError(f"PET_NNODES = {variables['PET_NNODES']}, but a search runs on one node; start it without this variable")
@@ -141,7 +141,7 @@ def gpus_of_slot(slot: int, parallel: int, variables: Mapping[str, str]) -> str 
     return ",".join(names[slot * each : (slot + 1) * each]) if each else names[slot % count]
 
 
-def _shared_settings(options: SearchOptions, variables: Mapping[str, str]) -> TrainConfig:
+def _shared_settings(options: TuneOptions, variables: Mapping[str, str]) -> TrainConfig:
     words = ["--recipe", options.recipe, "--run", str(options.output / "runs")]
     words += [] if options.data is None else ["--data", str(options.data)]
     for name in sorted(options.limits.model_fields_set):
@@ -156,7 +156,7 @@ def _shared_settings(options: SearchOptions, variables: Mapping[str, str]) -> Tr
 
 
 def _facts(
-    options: SearchOptions, space: Space, config: TrainConfig, manifest: Manifest, variables: Mapping[str, str]
+    options: TuneOptions, space: Space, config: TrainConfig, manifest: Manifest, variables: Mapping[str, str]
 ) -> dict[str, Any]:
     # Sections and settings that no trial varies may differ if they change no result, or if their content is compared.
     free, fixed = settings_with(TrainConfig, Effect.NONE, MOVEABLE), markers_of(TrainConfig, NotSearched)

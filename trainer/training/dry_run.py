@@ -14,7 +14,7 @@ from common.hardware import num_cores
 from trainer.config import BatchConfig, TrainConfig
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import joined_group
-from trainer.extensions.loading import load_extension
+from trainer.extensions.trust import load_extension
 from trainer.launch.environment import expected_ranks
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.memory import available_bytes, is_out_of_memory
@@ -24,7 +24,7 @@ from trainer.parallel.fsdp import check_parallel
 from trainer.planning.forecast import Forecast
 from trainer.runs.adjustments import Adjustments
 from trainer.runs.clock import UNTIMED_STEPS
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 from trainer.training.micro_batch_size import batch_for, expected_memory, spread
 from trainer.training.start.build import build
 from trainer.training.start.plan import StartPlan, check_shares, plan_start, with_micro_batch

@@ -14,7 +14,7 @@ from trainer.health.guard import guard_alert
 from trainer.machine.memory import release_memory
 from trainer.metrics.sinks.base import StepFacts
 from trainer.runs.events import AlertEvent
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 from trainer.training.adjuster import smaller_batches
 from trainer.training.step import StepResult
 from trainer.training.training_run import TrainingRun

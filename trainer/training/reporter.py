@@ -21,9 +21,9 @@ from trainer.inference.text_model import Continuation, TextModel
 from trainer.machine.memory import is_out_of_memory
 from trainer.metrics.sinks.base import StepFacts, StepMetrics
 from trainer.parallel.fsdp import gathered
-from trainer.planning.lines import time_lines
+from trainer.planning.forecast import time_lines
 from trainer.runs.events import SampleEvent, ScoresEvent
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 from trainer.training.step import StepResult
 from trainer.training.training_run import TrainingRun
 

@@ -14,20 +14,18 @@ from typing import NoReturn
 from common.errors import GuardError, StoppedBySignal
 from trainer.config import ScheduleConfig
 from trainer.distributed.group import Group
+from trainer.launch.stop_request import StopSignal
 from trainer.metrics.monitor import Monitor
 from trainer.optim.schedule import cooldown_start
 from trainer.runs.adjustments import Adjustment
 from trainer.runs.clock import UNTIMED_STEPS
 from trainer.runs.limits import StopCriteria
-from trainer.runs.progress import Progress
-from trainer.runs.signals import StopSignal
+from trainer.runs.state import Progress
 from trainer.training.adjuster import Adjuster
 
 _RECENT_S, _APART_S, _LEAST_TIMES = 60.0, 1.0, 4
 _PAUSE_FACTOR = 4.0
 _SPARE_SHARE = 0.05  # share of the remaining time that a cool-down leaves for steps that are slower than those before it
-
-
 _LEAST_LEFT = 8  # steps before the end of a cool-down from which on its end does not change any more
 _SHORTER, _LONGER = 10, 4  # the end changes by at least one of so many parts of the steps that are left
 

@@ -26,8 +26,7 @@ from trainer.metrics.run_status import RunStatus
 from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
 from trainer.runs.metrics_file import CutOff
-from trainer.runs.progress import Progress
-from trainer.runs.state import RunState
+from trainer.runs.state import Progress, RunState
 from trainer.training.run_end import RunEnd
 from trainer.training.step import StepResult
 from trainer.training.trainable import Trainable

@@ -26,7 +26,7 @@ from trainer.machine.memory import is_out_of_memory, release_memory
 from trainer.metrics.layers import LayerObserver
 from trainer.model.dropout import row_keys
 from trainer.model.forward import CustomPass, LossModule, forward_pass
-from trainer.model.parameters import is_sharded
+from trainer.model.parameters import is_sharded, to_host
 from trainer.optim.optimizers import step_unless
 from trainer.training.trainable import Trainable, scaler_tensors
 
@@ -320,20 +320,10 @@ class PendingStep:
         self.skip, self.void, self.ran_out = skip, void, ran_out
         self._step = step
         self._num_losses, self._normaliser, self._fault = batch.num_micro_batches, batch.normaliser, batch.fault
-        self._arrived: torch.cuda.Event | None = None
-        numbers = torch.cat([skip.to(report.dtype).reshape(1), report])
-        if numbers.is_cuda:
-            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
-        else:
-            self._numbers = numbers
+        self._numbers = to_host(torch.cat([skip.to(report.dtype).reshape(1), report]))
 
     def result(self) -> StepResult:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        skip, votes, seconds, ending_s, norm, save_failed, acknowledged, memory_votes, data_votes, *rest = self._numbers.tolist()
+        skip, votes, seconds, ending_s, norm, save_failed, acknowledged, memory_votes, data_votes, *rest = self._numbers().tolist()
         size, num_measures = self._num_losses, self._num_measures
         own_s, sums = rest[: len(rest) - (1 + num_measures) * size], rest[len(rest) - (1 + num_measures) * size :]
         losses = sums[num_measures * size :]

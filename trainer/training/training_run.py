@@ -19,12 +19,11 @@ from trainer.machine.peak_rates import Flops
 from trainer.machine.profiler import StepProfiler
 from trainer.metrics.layers import LayerObserver
 from trainer.metrics.sinks.base import LearningRates
-from trainer.model.memory_estimate import MemoryEstimate
 from trainer.optim.optimizers import set_learning_rate
 from trainer.optim.schedule import learning_rate_factor, weight_decay_factor
 from trainer.planning.forecast import Forecast
 from trainer.runs.clock import Clock
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 from trainer.training.adjuster import Adjuster
 from trainer.training.run_end import RunEnd, StopRequests
 from trainer.training.saver import LiveState, Saver
@@ -53,9 +52,8 @@ class TrainingRun:
     observer: LayerObserver
     stragglers: StragglerDetector
     flops: Flops
-    forecast: Forecast  # the expected length of the run
+    forecast: Forecast  # the expected length of the run, and its memory
     grouping: Grouping  # of the validation rows
-    expected_memory: MemoryEstimate  # the estimate for one rank
     memory: PeakMeter
     profiler: StepProfiler
 
@@ -125,7 +123,7 @@ class TrainingRun:
 
     def finish(self, progress: Progress, *, stopped: bool) -> str:
         """Return `weights sha256:… steps N` on every rank: the digest of all weights by name, as little-endian fp32."""
-        _log.info("%s; measured peak %s", self.expected_memory.describe(), format_bytes(self.memory.bytes()))
+        _log.info("%s; measured peak %s", self.forecast.memory.describe(), format_bytes(self.memory.bytes()))
         weights = self.trainable.weights()
         digest = self.context.group.on_main(lambda: weights_digest(weights))
         status, ended_by = ("stopped", self.stop.reason) if stopped else ("finished", self.end.ended_by(progress))

@@ -8,20 +8,25 @@ in the run, compares all tensors, and continues from its own checkpoint.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError
+from common.errors import CheckpointError, ConfigError, ExitCode, ProjectError, StoppedBySignal
 from common.hardware import free_host_bytes, num_cores
 from common.paths import ROOT
 from common.settings.dotted import to_toml
@@ -43,9 +48,8 @@ from trainer.runs.events import EvalEvent, TrainEvent
 from trainer.runs.layout import CHECKPOINTS, METRICS, RECORD
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import read_events
-from trainer.runs.record import Record
-from trainer.runs.saved_run import SavedRun
-from trainer.verification.child import run_tied
+from trainer.runs.saved_run import Record, SavedRun
+from trainer.watchdog import watch
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 
 _DEFAULT_STEPS = 10
@@ -56,6 +60,38 @@ _LAST_LINES = 5
 
 Train = Callable[[TrainConfig], object]
 _Events = Mapping[tuple[str, int], TrainEvent | EvalEvent]
+_ENDING_S = 10.0
+
+
+def run_tied(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and capture its stderr. It is killed, without a save, when this process ends in any way."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise StoppedBySignal("SIGTERM received; the check was stopped, and the run was not changed")
+
+    tied = [*watch.tied_command(), *command]
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, stop))
+        process = subprocess.Popen(
+            tied,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone
+        )
+        try:
+            _, stderr = process.communicate()
+        except BaseException:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_ENDING_S)  # returns once the last rank has ended
+            raise
+    return subprocess.CompletedProcess(tied, process.returncode, "", stderr)
 
 
 class ChildError(ProjectError):
@@ -107,7 +143,7 @@ def replay_run(
     if extension is None and store.steps():
         vocab_size = load_tokenizer(run / "tokenizer").vocab_size
         counted = saved_task(saved, config).num_weights
-        check_model_size(config.model, vocab_size, store.num_weights(store.steps()[-1]), counted, config.lora)
+        check_model_size(config.model, vocab_size, saved.manifest(store.steps()[-1]).num_weights, counted, config.lora)
     compared: list[int] = []
     with tempfile.TemporaryDirectory(prefix="replay-") as name:
         again = Path(name) / "run"

@@ -32,7 +32,7 @@ from trainer.checkpoint.of_run import load_checkpoint
 from trainer.checkpoint.store import CheckpointStore
 from trainer.commands.saved_model import load_model
 from trainer.config import TrainConfig
-from trainer.extensions.loading import load_extension
+from trainer.extensions.trust import load_extension
 from trainer.inference.conversation import read_prompts
 from trainer.loop import train
 from trainer.machine.determinism import settings_here
@@ -40,11 +40,10 @@ from trainer.report.recorded_run import read_run
 from trainer.runs.layout import LEDGER, METRICS
 from trainer.runs.ledger import read_ledger
 from trainer.runs.metrics_file import CutOff, events_until, read_events
-from trainer.runs.record import recorded_micro, recorded_precision
-from trainer.runs.saved_run import SavedRun
+from trainer.runs.saved_run import SavedRun, recorded_micro, recorded_precision
 from trainer.training.start.identity import recorded_adjustments
 from trainer.verification.audit import audit_run
-from trainer.verification.integrity import check_integrity
+from trainer.verification.verify import check_integrity
 
 STEP_4 = "checkpoints/step-00000004/manifest.json"
 
@@ -115,7 +114,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "metrics of a resume": (METRICS, lambda run: list(events_until(run / METRICS, CutOff(9)))),
     "ledger": (LEDGER.as_posix(), lambda run: list(read_ledger(run / LEDGER))),
     "manifest": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").load(4)),
-    "manifest for audit": (STEP_4, lambda run: CheckpointStore(run / "checkpoints").manifest_bytes(4)),
+    "manifest for audit": (STEP_4, lambda run: SavedRun(run).manifest(4)),
     "note": ("change-0.json", lambda run: recorded_adjustments(run, SavedRun(run).record, SavedRun(run).record.identity, ())),
     "digest": ("tokenizer/bytes.json", lambda run: untrusted.digest_run_file(run, "tokenizer/bytes.json")),
 }

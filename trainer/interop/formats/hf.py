@@ -16,9 +16,8 @@ from trainer.inference.sampling_options import SamplingOptions
 from trainer.interop import Dtype
 from trainer.interop.architecture import CONFIG, check_settings, config_of
 from trainer.interop.formats import DTYPES, ExportFormat, Shards
-from trainer.interop.gemma import to_gemma
 from trainer.interop.generation import GENERATION
-from trainer.interop.gpt2 import to_gpt2
+from trainer.interop.gpt2 import to_gemma, to_gpt2
 from trainer.interop.model_card import model_card
 from trainer.interop.published_weights import INDEX, WEIGHTS
 from trainer.interop.tokenizer_json import check_chat, check_tokenizer, library_of, role_names, tokenizer_json

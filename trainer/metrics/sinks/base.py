@@ -22,7 +22,7 @@ from trainer.config import TrainConfig
 from trainer.metrics.layers import LayerReading
 from trainer.runs.events import NOT_IN_FILE, Event, SampleEvent, ScoresEvent, TrainEvent
 from trainer.runs.metrics_file import CutOff
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 
 
 @checked(frozen=True, kw_only=True)

@@ -85,8 +85,23 @@ class MlflowSink(ServiceSink):
         super().samples(step, (), scores)
 
     def close(self, status: str | None = None) -> None:
-        if self._is_open:
-            self._end({"finished": "FINISHED", "stopped": "KILLED"}.get(status or "", "FAILED"))
+        if not self._is_open:
+            return
+        outcome = {"finished": "FINISHED", "stopped": "KILLED"}.get(status or "", "FAILED")
+
+        def wait_and_end() -> None:
+            while self._sending and self._reachable:
+                self._attempt(self._sending.popleft())
+            if self._reachable:
+                self._attempt(lambda: self._client.set_terminated(self._id, outcome))
+
+        self._is_open = False
+        ending = self._started(wait_and_end)
+        ending.join(_END_S)
+        if ending.is_alive():
+            _log.warning(
+                "%s: the store does not answer; the newest points and the end of the run may be missing there", self._place
+            )
 
     def _add(self, step: int, points: Mapping[str, float]) -> None:
         if not points:
@@ -100,21 +115,6 @@ class MlflowSink(ServiceSink):
 
     def _send(self, call: Callable[[], Any]) -> None:
         self._attempt(lambda: self._sending.append(call().wait))
-
-    def _end(self, status: str) -> None:
-        def wait_and_end() -> None:
-            while self._sending and self._reachable:
-                self._attempt(self._sending.popleft())
-            if self._reachable:
-                self._attempt(lambda: self._client.set_terminated(self._id, status))
-
-        self._is_open = False
-        ending = self._started(wait_and_end)
-        ending.join(_END_S)
-        if ending.is_alive():
-            _log.warning(
-                "%s: the store does not answer; the newest points and the end of the run may be missing there", self._place
-            )
 
     @staticmethod
     def _started(action: Callable[[], None]) -> threading.Thread:

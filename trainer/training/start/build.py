@@ -12,8 +12,7 @@ from trainer.model.memory_estimate import check_model_size
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.weight_average import WeightAverage
 from trainer.runs.adjustments import Adjustments
-from trainer.runs.progress import Progress
-from trainer.runs.state import RunState
+from trainer.runs.state import Progress, RunState
 from trainer.training.adjuster import wrapped
 from trainer.training.start.check import Continued
 from trainer.training.start.plan import StartPlan

@@ -10,17 +10,16 @@ from typing import Any
 
 from common.errors import ProjectError
 from common.files import UnusableFileError
-from trainer.checkpoint.of_run import load_state, load_whole, weights_digest
+from trainer.checkpoint.of_run import load_whole, weights_digest
 from trainer.checkpoint.store import CheckpointStore
 from trainer.distributed.group import check_shared
 from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import check_space, checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
-from trainer.runs.record import Origin, Record, check_nothing_saved
-from trainer.runs.saved_run import SavedRun
-from trainer.training.start.earlier import allowed_changes, begin_branch, check_cooldown
+from trainer.runs.saved_run import Origin, Record, SavedRun, check_nothing_saved
+from trainer.runs.state import RunState
 from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
-from trainer.training.start.plan import StartPlan
+from trainer.training.start.plan import StartPlan, allowed_changes, begin_branch, check_cooldown
 from trainer.watchdog.heartbeat import remove_heartbeats
 
 
@@ -74,7 +73,7 @@ def check(plan: StartPlan) -> Continued:
         if record is not None and newest is not None:
             check_cooldown(config, record, newest, decay_steps)
             before.append(saved)
-            progress = load_state(checkpoints, newest).progress
+            progress = RunState.of_manifest(checkpoints.manifest_path(newest), checkpoints.state(newest)).progress
             cooldown = adjustments.cooldown(newest)
             ended_by = plan.criteria.ended_by(progress, None if cooldown is None else cooldown.cooldown_end)
             if ended_by is not None:

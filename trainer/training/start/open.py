@@ -20,22 +20,20 @@ from trainer.context import RunContext
 from trainer.distributed.devices import num_gpus
 from trainer.distributed.group import Group, joined_group
 from trainer.doctor.machine import check_start
-from trainer.extensions.loading import load_extension
-from trainer.extensions.trust import note_trained_with
+from trainer.extensions.trust import load_extension, note_trained_with
+from trainer.launch.stop_request import stop_signal
 from trainer.machine.determinism import configure_determinism
 from trainer.machine.environment import ChangedFact, describe_unlocked, lock_name, unlocked_packages_here
 from trainer.machine.peak_rates import rate_kind, unknown_mfu
 from trainer.model.attention import BACKENDS
 from trainer.model.decoder import Decoder
-from trainer.planning.lines import brief_lines
+from trainer.planning.forecast import brief_lines
 from trainer.runs.clock import Clock
-from trainer.runs.signals import stop_signal
 from trainer.training.run_end import StopRequests
 from trainer.training.start.build import built_and_restored
 from trainer.training.start.check import Continued, check
-from trainer.training.start.earlier import is_new_branch
 from trainer.training.start.parts import put_together
-from trainer.training.start.plan import plan_start, with_micro_batch
+from trainer.training.start.plan import is_new_branch, plan_start, with_micro_batch
 from trainer.training.start.record import open_record, take_over_ends
 from trainer.training.trainable import Trainable
 from trainer.training.training_run import TrainingRun

@@ -112,7 +112,6 @@ def put_together(
         flops=Flops(flops, peak_flops(device_name(group.device), rate_kind(config.number_format, tf32=config.tf32))),
         forecast=expected,
         grouping=Grouping.of(config.data, manifest, data.tokenizer if task.predicts_tokens else None),
-        expected_memory=memory,
         memory=plan.memory,
         profiler=profiler,
     )

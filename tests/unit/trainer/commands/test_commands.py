@@ -19,7 +19,7 @@ from trainer.commands import generate
 from trainer.commands.evaluate import EvaluateOptions
 from trainer.commands.generate import GenerateOptions
 from trainer.launch.command import COMMANDS
-from trainer.verification.integrity import Outcome
+from trainer.verification.verify import Outcome
 
 TRAIN = ("train", "--data", "data", "--run", "run", "--limits.steps", "1")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.runs import ROOT
 from trainer.doctor.check import Check, Severity
-from trainer.doctor.host_settings import Settings, check_settings, read_defaults, read_settings
+from trainer.doctor.host import Settings, check_settings, read_defaults, read_settings
 from trainer.doctor.inputs import parse_variables
 
 NAMES = sorted(read_defaults())

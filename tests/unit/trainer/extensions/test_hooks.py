@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trainer.extensions.hooks import initial_loss_warning
-from trainer.runs.progress import Evaluated
+from trainer.runs.state import Evaluated
 
 
 def measured(loss: float | None) -> list[Evaluated]:

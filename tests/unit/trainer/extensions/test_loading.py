@@ -19,11 +19,11 @@ from trainer.config import ModelConfig
 from trainer.data.batch import IGNORE
 from trainer.extensions.files import read_extension
 from trainer.extensions.hooks import Extension, RunView, seeded_model
-from trainer.extensions.loading import execute_extension, load_extension
+from trainer.extensions.trust import execute_extension, load_extension
 from trainer.model.attention import make_layout
 from trainer.model.decoder import build_model
 from trainer.runs.events import ScalarsEvent
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 
 MODEL = ModelConfig(layers=1, width=16, heads=2, context=8, vocab_multiple=1)
 NO_LOSS = "def loss(logits_BLV, targets_BL, weights_BL):\n    "

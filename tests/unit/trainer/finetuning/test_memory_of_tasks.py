@@ -76,7 +76,7 @@ def test_an_estimate_of_distillation_has_the_teacher_and_is_what_a_step_takes_or
 
     def step() -> None:
         teacher = build_model(large, VOCAB, seed=1).eval().requires_grad_(requires_grad=False)
-        settings: dict[str, Any] = {"teacher": teacher, "vocab_size": VOCAB, "loss": config.loss, "temperature": 2.0, "mix": 0.5}
+        settings: dict[str, Any] = {"teacher": teacher, "vocab_size": VOCAB, "loss": config.loss, "settings": config.distillation}
         two_steps(build_model(config.model, VOCAB, seed=0), lambda model: distillation_sums(model, inputs, **settings)[0])
 
     measured = peak_of(step)

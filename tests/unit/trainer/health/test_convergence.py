@@ -14,8 +14,7 @@ from trainer.config import EvalConfig, LossConfig
 from trainer.health.convergence import LossMean, is_comparable, judge_convergence, trend, with_convergence
 from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.limits import early_stop, evaluations_without_gain
-from trainer.runs.progress import Evaluated
-from trainer.runs.state import LossSums
+from trainer.runs.state import Evaluated, LossSums
 
 EVERY = 100
 SETTINGS = EvalConfig()

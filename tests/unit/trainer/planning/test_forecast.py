@@ -16,10 +16,9 @@ from trainer.model.decoder import num_weights
 from trainer.model.lora import num_adapter_weights
 from trainer.model.memory_estimate import estimate
 from trainer.planning.checkpoints import DiskSpace, checkpoint_bytes, most_checkpoints
-from trainer.planning.forecast import Forecast
-from trainer.planning.lines import brief_lines, plan_lines, time_lines
+from trainer.planning.forecast import Forecast, brief_lines, plan_lines, time_lines
 from trainer.runs.limits import plan_run
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 
 TRAIN_ROWS, VAL_ROWS = 61, 9
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from common.errors import CheckpointError
 from trainer.data.order import rows_at
 from trainer.runs.ledger import Ledger, LedgerEvent, LedgerStep, OrderEvent, SkipEvent, digest_of_rows, read_ledger
-from trainer.runs.progress import LedgerHead
+from trainer.runs.state import LedgerHead
 
 ROWS, BATCH, SEED = 61, 8, 7
 

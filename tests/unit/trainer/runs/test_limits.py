@@ -12,7 +12,7 @@ from data_pipeline.dataset.manifest import read_manifest
 from tests.support.prepared import write_prepared
 from tests.support.runs import tiny_config
 from trainer.runs.limits import plan_run, with_shorter_warmup
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 
 
 @pytest.mark.parametrize(

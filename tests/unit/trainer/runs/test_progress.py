@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.runs.progress import Progress
+from trainer.runs.state import Progress
 
 
 @pytest.mark.parametrize("first", [math.nan, math.inf])

@@ -11,8 +11,7 @@ from trainer.config import GuardConfig
 from trainer.health.convergence import LossMean
 from trainer.health.guard import Guard
 from trainer.runs.metrics_file import CutOff
-from trainer.runs.progress import LedgerHead, Progress
-from trainer.runs.state import RunState
+from trainer.runs.state import LedgerHead, Progress, RunState
 
 
 def state() -> RunState:

@@ -7,7 +7,7 @@ import pytest
 from common.errors import ConfigError
 from common.settings.load import load_options
 from common.settings.options import help_parser
-from trainer.commands.tune import TuneOptions
+from trainer.search.options import TuneOptions
 
 
 def options(*words: str) -> TuneOptions:

@@ -20,7 +20,7 @@ from trainer.launch.first_failure import LOST_RANK
 from trainer.runs.events import AlertEvent, EvalEvent
 from trainer.runs.lock import locked_run
 from trainer.search import search as searching
-from trainer.search.options import SearchOptions
+from trainer.search.options import TuneOptions
 from trainer.search.results import TRIALS
 from trainer.search.search import search
 from trainer.search.setup import FOLDERS, SETUP
@@ -78,7 +78,7 @@ def searched(folder: Path, recipe: str = _RECIPE, **changes: Any) -> list[dict[s
         (folder / "recipe.toml").write_text(recipe)
         (folder / "space.toml").write_text(_SPACE)
     places = {"recipe": str(folder / "recipe.toml"), "space": folder / "space.toml", "data": folder / "data"}
-    options = SearchOptions(**{**places, "output": folder / "out", "sampler": "grid"} | changes)
+    options = TuneOptions(**{**places, "output": folder / "out", "sampler": "grid"} | changes)
     return search(options, lambda _: None)[1]["trials"]  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ import pytest
 from common.errors import ConfigError
 from common.files import sealed, unsealed
 from tests.support.prepared import write_prepared
-from trainer.search.options import SearchOptions
+from trainer.search.options import TuneOptions
 from trainer.search.setup import SETUP, claim, gpus_of_slot, open_setup, trial_config
 from trainer.search.study import FILE, Study, Trial
 
@@ -28,7 +28,7 @@ steps = 30
 _VARIABLES = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def options_of(folder: Path, **changes: Any) -> SearchOptions:
+def options_of(folder: Path, **changes: Any) -> TuneOptions:
     (folder / "recipe.toml").write_text(changes.pop("recipe", _RECIPE))
     (folder / "space.toml").write_text(changes.pop("space", "model.heads = {choices = [2, 4, 6]}\n"))
     if not (folder / "data").exists():
@@ -39,10 +39,10 @@ def options_of(folder: Path, **changes: Any) -> SearchOptions:
         "output": folder / "out",
         "data": folder / "data",
     }
-    return SearchOptions(**given | {"trials": 3} | changes)
+    return TuneOptions(**given | {"trials": 3} | changes)
 
 
-def claimed(options: SearchOptions) -> None:
+def claimed(options: TuneOptions) -> None:
     setup = open_setup(options, _VARIABLES)
     setup.directory.mkdir()
     claim(setup)
@@ -148,7 +148,7 @@ def test_gpus_are_divided_evenly_over_the_slots(monkeypatch: pytest.MonkeyPatch)
     assert gpus_of_slot(0, 1, {}) is None
 
 
-def options_with_warmup(folder: Path, space: str = "", **changes: Any) -> SearchOptions:
+def options_with_warmup(folder: Path, space: str = "", **changes: Any) -> TuneOptions:
     recipe = f"{_RECIPE}[train.schedule]\nwarmup_steps = 20\n[train.eval]\nevery_steps = 8\n"
     return options_of(folder, recipe=recipe, space=f"model.heads = {{choices = [2, 4]}}\n{space}", **changes)
 

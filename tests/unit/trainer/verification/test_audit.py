@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.errors import CheckpointError
-from trainer.data.mixture import MixedOrder, SourceOrder, chairman_assignment
-from trainer.data.order import RowOrder, UniformOrder
+from trainer.data.order import MixedOrder, RowOrder, SourceOrder, UniformOrder, chairman_assignment
 from trainer.runs.ledger import Ledger, LedgerEvent, LedgerStep, OrderEvent, SkipEvent, digest_of_rows, read_ledger
-from trainer.runs.progress import LedgerHead
+from trainer.runs.state import LedgerHead
 from trainer.verification.audit import Auditor, AuditReport, Skipped, Targets, passes_at
 
 ROWS, BATCH, SEED = 21, 4, 7

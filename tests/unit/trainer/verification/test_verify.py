@@ -12,7 +12,7 @@ from common.settings.load import load_settings
 from common.settings.options import help_parser
 from data_pipeline.config import PrepareConfig, portable_settings
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
-from trainer.verification.integrity import difference_of_manifests, prepare_again, recipe_of
+from trainer.verification.verify import difference_of_manifests, prepare_again, recipe_of
 
 EMPTY = Manifest("", 8, 260, "uint16", "byte", "", ("a",), (), {}, (), (), {}, {})
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer.runs.signals import stop_signal
+from trainer.launch.stop_request import stop_signal
 
 ROOT = Path(__file__).resolve().parents[4]
 BORN_WITH_IT_BLOCKED = """
 import os, signal, sys, threading
-from trainer.runs.signals import stop_signal
+from trainer.launch.stop_request import stop_signal
 number = signal.Signals[sys.argv[1]]
 signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 os.kill(os.getpid(), number)
