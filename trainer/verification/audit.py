@@ -26,7 +26,8 @@ from data_pipeline.dataset.locks import reading
 from data_pipeline.dataset.manifest import Manifest, read_manifest
 from data_pipeline.dataset.shards import Rows, ShardError
 from data_pipeline.tokenizer import Tokenizer, load_tokenizer
-from trainer.data.order import MixedOrder, RowOrder, UniformOrder, build_order
+from trainer.data.mixture import MixedOrder, build_order
+from trainer.data.order import RowOrder, UniformOrder
 from trainer.finetuning.task import saved_task
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, LedgerStep, OrderEvent, QuarantineEvent, SkipEvent, digest_of_rows, read_ledger

@@ -16,7 +16,7 @@ from trainer.checkpoint.of_run import copy_state, load_whole, weights_digest
 from trainer.checkpoint.store import CheckpointStore
 from trainer.config import BranchConfig, Precision, TrainConfig
 from trainer.context import RunContext
-from trainer.data.order import build_order
+from trainer.data.mixture import build_order
 from trainer.distributed.group import Group, check_same_data
 from trainer.extensions.hooks import Extension
 from trainer.finetuning.initial_weights import InitialRun, check_lora, check_same_initial

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from common.errors import ConfigError
 from data_pipeline.dataset.manifest import Manifest, ShardEntry
 from data_pipeline.dataset.shards import Rows
-from trainer.data.order import MAX_CYCLE, MixedOrder, UniformOrder, build_order, chairman_assignment, cycle_counts
+from trainer.data.mixture import MAX_CYCLE, MixedOrder, build_order, chairman_assignment, cycle_counts
+from trainer.data.order import UniformOrder
 
 SOURCES = ("code", "prose", "notes", "empty")
 SHARDS = (("code", 5), ("prose", 3), ("prose", 4), ("code", 2), ("notes", 6))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.errors import CheckpointError
-from trainer.data.order import MixedOrder, RowOrder, SourceOrder, UniformOrder, chairman_assignment
+from trainer.data.mixture import MixedOrder, SourceOrder, chairman_assignment
+from trainer.data.order import RowOrder, UniformOrder
 from trainer.runs.ledger import Ledger, LedgerEvent, LedgerStep, OrderEvent, SkipEvent, digest_of_rows, read_ledger
 from trainer.runs.state import LedgerHead
 from trainer.verification.audit import Auditor, AuditReport, Skipped, Targets, passes_at
