@@ -49,7 +49,8 @@ from trainer.report.write import REPORT
 from trainer.runs.events import EVENTS
 from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import read_events
-from trainer.runs.saved_run import NEVER_TRAINED, Record, SavedRun
+from trainer.runs.record import NEVER_TRAINED, Record
+from trainer.runs.saved_run import SavedRun
 
 __all__ = ["Model", "Rows", "Run", "export", "import_model", "open_rows", "open_run", "prepare", "train"]
 

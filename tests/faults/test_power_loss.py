@@ -38,7 +38,8 @@ from trainer.runs.events import TrainEvent
 from trainer.runs.layout import LEDGER, METRICS
 from trainer.runs.ledger import Ledger
 from trainer.runs.metrics_file import CutOff, lines_until
-from trainer.runs.saved_run import SavedRun, check_nothing_saved
+from trainer.runs.record import check_nothing_saved
+from trainer.runs.saved_run import SavedRun
 from trainer.runs.state import LedgerHead
 from trainer.verification.verify import check_integrity
 

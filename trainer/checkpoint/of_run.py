@@ -17,7 +17,8 @@ from common.untrusted import copy_run_file
 from trainer.checkpoint.packed import is_packed, num_unpacked, unpack
 from trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainer.runs.layout import LEDGER, METRICS, REFERENCE
-from trainer.runs.saved_run import COMPRESSED, SavedRun
+from trainer.runs.record import COMPRESSED
+from trainer.runs.saved_run import SavedRun
 from trainer.runs.state import RunState
 
 

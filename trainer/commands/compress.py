@@ -61,7 +61,8 @@ def run(options: CompressOptions) -> None:
     from trainer.interop.import_model import write_untrained
     from trainer.model.saved_decoder import open_decoder
     from trainer.runs.layout import RECORD
-    from trainer.runs.saved_run import COMPRESSED, Compressed, SavedRun, write_record
+    from trainer.runs.record import COMPRESSED, Compressed, write_record
+    from trainer.runs.saved_run import SavedRun
 
     output, saved = options.output, SavedRun(options.run)
     if output.exists() or output.is_symlink():

@@ -11,8 +11,6 @@ its rows have been drawn. Memory holds one cycle and the ranges of rows of each 
     M positions of a cycle   K sources that have a weight
 """
 
-# ruff: noqa: N815 - names of arrays carry their shape
-
 from __future__ import annotations
 
 import hashlib

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from common.errors import CheckpointError, ConfigError
 from data_pipeline.filters.judge import opened_cleaner
-from trainer.runs.saved_run import Cleaning
+from trainer.runs.record import Cleaning
 
 
 @contextmanager

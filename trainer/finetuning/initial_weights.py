@@ -26,7 +26,8 @@ from trainer.config.model import differing_shape
 from trainer.machine.environment import shown
 from trainer.model.lora import merged_weights
 from trainer.runs.layout import RECORD, REFERENCE
-from trainer.runs.saved_run import Origin, SavedRun
+from trainer.runs.record import Origin
+from trainer.runs.saved_run import SavedRun
 
 _log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from trainer.machine.environment import environment_facts
 from trainer.model.decoder import weight_shapes
 from trainer.model.memory_estimate import check_model_size
 from trainer.runs.layout import CONFIG, TOKENIZER
-from trainer.runs.saved_run import IMPORTED, Record, write_record
+from trainer.runs.record import IMPORTED, Record, write_record
 from trainer.runs.state import LedgerHead, Progress, RunState
 
 _ROWS = 8  # rows of a forward pass in an evaluation

@@ -15,7 +15,7 @@ from trainer.model.saved_decoder import SavedDecoder
 from trainer.runs.events import EvalEvent
 from trainer.runs.layout import METRICS
 from trainer.runs.metrics_file import read_events
-from trainer.runs.saved_run import IMPORTED, NEVER_TRAINED, target_word
+from trainer.runs.record import IMPORTED, NEVER_TRAINED, target_word
 
 _CODE = re.compile(r"`[a-z0-9:]+`")
 _MARKUP = re.compile(r"[\\`*_{}\[\]()#!|~]")

@@ -18,7 +18,8 @@ from data_pipeline.dataset.layout import MANIFEST
 from data_pipeline.dataset.manifest import read_manifest
 from trainer.config import LimitsConfig, TrainConfig
 from trainer.runs.layout import CHECKPOINTS, object_path
-from trainer.runs.saved_run import Record, SavedRun
+from trainer.runs.record import Record
+from trainer.runs.saved_run import SavedRun
 from trainer.watchdog.processes import write_exit_code
 
 _UNCOMPARED = settings_with(TrainConfig, MOVEABLE, PER_START)

@@ -16,7 +16,7 @@ from trainer.distributed.group import Group
 from trainer.launch.first_failure import lost_connection
 from trainer.metrics.monitor import Monitor
 from trainer.runs.events import AlertEvent, EndEvent
-from trainer.runs.saved_run import complete_record
+from trainer.runs.record import complete_record
 
 _log = logging.getLogger(__name__)
 _MAX_CHARS = 1000

@@ -17,7 +17,8 @@ from trainer.config import TrainConfig
 from trainer.model.decoder import weight_shapes
 from trainer.model.lora import is_adapter, merged_weights
 from trainer.model.memory_estimate import check_model_size
-from trainer.runs.saved_run import Record, SavedRun
+from trainer.runs.record import Record
+from trainer.runs.saved_run import SavedRun
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from trainer.runs.events import AlertEvent, EvalEvent, Event, TrainEvent
 from trainer.runs.layout import METRICS, manifest_path
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import read_events
-from trainer.runs.saved_run import Record, SavedRun, target_word
+from trainer.runs.record import Record, target_word
+from trainer.runs.saved_run import SavedRun
 
 T = TypeVar("T")
 

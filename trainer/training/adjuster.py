@@ -21,7 +21,7 @@ from trainer.parallel.wrapping import MicroTooLarge, wrap_for_training
 from trainer.runs.adjustments import Adjustment, Adjustments, smaller_micro
 from trainer.runs.events import AlertEvent
 from trainer.runs.ledger import Ledger
-from trainer.runs.saved_run import leave_note, note_adjustment
+from trainer.runs.record import leave_note, note_adjustment
 
 _log = logging.getLogger(__name__)
 

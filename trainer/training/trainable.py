@@ -29,7 +29,7 @@ from trainer.optim.weight_average import WeightAverage
 from trainer.parallel.accumulation import Accumulation
 from trainer.parallel.fsdp import distribute_like, full_tensors, load_full
 from trainer.runs.adjustments import Adjustments
-from trainer.runs.saved_run import Origin
+from trainer.runs.record import Origin
 from trainer.runs.state import Progress, RunState
 
 

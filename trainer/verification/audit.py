@@ -31,7 +31,8 @@ from trainer.data.order import RowOrder, UniformOrder
 from trainer.finetuning.task import saved_task
 from trainer.runs.layout import LEDGER
 from trainer.runs.ledger import LedgerEvent, LedgerStep, OrderEvent, QuarantineEvent, SkipEvent, digest_of_rows, read_ledger
-from trainer.runs.saved_run import SavedRun, check_was_trained
+from trainer.runs.record import check_was_trained
+from trainer.runs.saved_run import SavedRun
 
 _SHOWN_CHARS = 300
 MAX_COUNTED_ROWS = 1 << 26  # up to this number each row is counted, with 4 bytes. More are only compared with the order.

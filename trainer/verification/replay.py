@@ -48,7 +48,8 @@ from trainer.runs.events import EvalEvent, TrainEvent
 from trainer.runs.layout import CHECKPOINTS, METRICS, RECORD
 from trainer.runs.metric import metrics_of
 from trainer.runs.metrics_file import read_events
-from trainer.runs.saved_run import Record, SavedRun
+from trainer.runs.record import Record
+from trainer.runs.saved_run import SavedRun
 from trainer.watchdog import watch
 from trainer.watchdog.processes import EXIT_FILE_VARIABLE
 

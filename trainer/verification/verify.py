@@ -33,7 +33,8 @@ from trainer.runs.events import TrainEvent
 from trainer.runs.layout import CHECKPOINTS, LEDGER, METRICS, RECORD, foreign_files, is_extension
 from trainer.runs.ledger import LedgerStep, read_ledger
 from trainer.runs.metrics_file import read_events
-from trainer.runs.saved_run import NEVER_TRAINED, Earlier, Origin, SavedRun, check_was_trained
+from trainer.runs.record import NEVER_TRAINED, Earlier, Origin, check_was_trained
+from trainer.runs.saved_run import SavedRun
 from trainer.verification.audit import AuditReport, audit_run
 from trainer.verification.replay import Train, replay_run, run_tied
 

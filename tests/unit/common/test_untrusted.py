@@ -40,7 +40,8 @@ from trainer.report.recorded_run import read_run
 from trainer.runs.layout import LEDGER, METRICS
 from trainer.runs.ledger import read_ledger
 from trainer.runs.metrics_file import CutOff, events_until, read_events
-from trainer.runs.saved_run import SavedRun, recorded_micro, recorded_precision
+from trainer.runs.record import recorded_micro, recorded_precision
+from trainer.runs.saved_run import SavedRun
 from trainer.training.start.identity import recorded_adjustments
 from trainer.verification.audit import audit_run
 from trainer.verification.verify import check_integrity

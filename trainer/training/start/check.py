@@ -16,7 +16,8 @@ from trainer.distributed.group import check_shared
 from trainer.launch.finished import is_same, nothing_to_train
 from trainer.planning.checkpoints import check_space, checkpoint_bytes, frozen_bytes
 from trainer.runs.adjustments import Adjustments
-from trainer.runs.saved_run import Origin, Record, SavedRun, check_nothing_saved
+from trainer.runs.record import Origin, Record, check_nothing_saved
+from trainer.runs.saved_run import SavedRun
 from trainer.runs.state import RunState
 from trainer.training.start.identity import check_identity, identity_of, recorded_adjustments
 from trainer.training.start.plan import StartPlan, allowed_changes, begin_branch, check_cooldown

@@ -22,7 +22,7 @@ from trainer.machine.determinism import device_name, flags, not_compared, thread
 from trainer.machine.environment import ChangedFact, find_differences, nccl_version, shown
 from trainer.model.forward import own_kernels
 from trainer.runs.adjustments import Adjustments
-from trainer.runs.saved_run import Record, noted_adjustments
+from trainer.runs.record import Record, noted_adjustments
 
 _IDENTITY = settings_with(TrainConfig, Effect.IDENTITY)
 _OWN = {"kernels": ("precision", "compile", "parallel", "device"), "optimizer": ("optim.kind",)}

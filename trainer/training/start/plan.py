@@ -29,7 +29,8 @@ from trainer.parallel.fsdp import check_parallel
 from trainer.runs.layout import LEDGER, METRICS, check_nothing_is_replaced, check_paths
 from trainer.runs.limits import StopCriteria, plan_run, with_shorter_warmup
 from trainer.runs.lock import locked_unopened
-from trainer.runs.saved_run import Origin, Record, SavedRun, check_was_trained, recorded_micro, recorded_precision, write_record
+from trainer.runs.record import Origin, Record, check_was_trained, recorded_micro, recorded_precision, write_record
+from trainer.runs.saved_run import SavedRun
 from trainer.training.micro_batch_size import batch_for, with_micro
 from trainer.training.start.identity import check_data
 from trainer.training.trainable import RunData

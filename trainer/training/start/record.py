@@ -33,7 +33,8 @@ from trainer.extensions.files import write_copies
 from trainer.machine.determinism import not_compared
 from trainer.machine.environment import ChangedFact, environment_facts, find_differences, same_facts
 from trainer.runs.layout import CONFIG, TASK_FOLDER, TOKENIZER
-from trainer.runs.saved_run import Earlier, Record, SavedRun, digests_of, parse_settings, write_record
+from trainer.runs.record import Earlier, Record, digests_of, write_record
+from trainer.runs.saved_run import SavedRun, parse_settings
 from trainer.training.start.build import Restored
 from trainer.training.start.check import Continued
 from trainer.training.start.identity import with_newer_settings

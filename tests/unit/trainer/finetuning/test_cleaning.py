@@ -11,7 +11,7 @@ from common.errors import CheckpointError, ConfigError
 from common.untrusted import parsed
 from data_pipeline.config import BUILTIN, PrepareConfig, cleaning_of, portable_settings
 from trainer.finetuning.cleaning import opened_cleaning
-from trainer.runs.saved_run import Cleaning, RecordedData
+from trainer.runs.record import Cleaning, RecordedData
 
 RUN = Path("run")
 DIRTY = "cafe\u0301 one\x0ctwo  \r\nTHIS SITE USES COOKIES\r\n\x00"

@@ -11,7 +11,7 @@ from common.errors import CheckpointError
 from tests.support.exported import export_source
 from tests.support.run_example import HOSTILE
 from trainer.interop.model_card import model_card
-from trainer.runs.saved_run import Origin
+from trainer.runs.record import Origin
 
 
 def test_the_card_has_digests_evaluations_and_settings_of_the_run(tmp_path: Path) -> None:
