@@ -111,6 +111,7 @@ def _forked(request: Mapping[str, Any], variables: Mapping[str, str], connection
             program.main()
         start(request["words"])
     except SystemExit as end:
+        sys.stdout.flush()
         os._exit(int(end.code or 0))
     except BaseException:
         traceback.print_exc()
