@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -18,6 +17,7 @@ from common.command_line import run_command
 from common.files import unsealed
 from tests.support.claims import caught, counted
 from tests.support.faults import count, seeds
+from tests.support.fork_server import forking
 from tests.support.prepared import write_prepared
 from tests.support.published import write_published
 from tests.support.runs import tiny_config
@@ -26,7 +26,6 @@ from trainer.loop import train
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 POLL_S = 0.002
-_PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def work(words: list[str], broken: bool) -> None:
@@ -39,12 +38,6 @@ def work(words: list[str], broken: bool) -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
-    _PROCESSES.set_forkserver_preload(
-        [
-            *(__name__, "trainer.commands.saved_model", "trainer.interop.export", "trainer.interop.import_model"),
-            *("trainer.compression.comparison", "trainer.runs.untrained"),
-        ]
-    )
     write_prepared(folder / "data")
     train(tiny_config(folder / "data", folder / "run", limits={"steps": 2}, eval={"sample_tokens": 0}))
     shutil.rmtree(folder / "data")  # no perplexity
@@ -68,7 +61,7 @@ def content_of(output: Path) -> dict[str, object]:
 
 def ended(words: list[str], *, number: int = 0, wait_for: Path | None = None, delay_s: float = 0, broken: bool = False) -> int:
     """Run a command, and send it a signal if there is a number. Return its exit code."""
-    process = _PROCESSES.Process(target=work, args=(words, broken))
+    process = forking().Process(target=work, args=(words, broken))
     process.start()
     assert process.pid is not None
     while wait_for is not None and process.exitcode is None and not any(wait_for.iterdir()):
@@ -87,7 +80,7 @@ def undisturbed(place: Path, folder: Path) -> dict[str, tuple[dict[str, object],
     for name, words in commands(place, folder / "out" / "result").items():
         (folder / "out").mkdir()
         start = time.monotonic()
-        process = _PROCESSES.Process(target=work, args=(words, False))
+        process = forking().Process(target=work, args=(words, False))
         process.start()
         while process.exitcode is None and not any((folder / "out").iterdir()):
             time.sleep(POLL_S)

@@ -67,12 +67,15 @@ def test_it_is_a_failure_if_no_test_ran(tmp_path: Path) -> None:
     assert item["skipped"] > 0
 
 
-def test_a_training_that_fails_or_takes_too_long_is_a_failure_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_training_that_fails_or_takes_too_long_is_a_failure_with_its_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "LEAST_S", 1)
     write_prepared(tmp_path / "data", row_length=128)
     item = bench(tmp_path).train("wrong", "--optim.kind", "nonsense")
     assert item["status"] == "failed"
     assert "nonsense" in item["reason"]
-    item = bench(tmp_path, gpu.LEAST_S + 1).train("long", "--limits.steps", "1000000", "--schedule.decay_steps", "1000000")
+    item = bench(tmp_path, 5).train("long", "--limits.steps", "1000000", "--schedule.decay_steps", "1000000")
     assert item["status"] == "failed"
     assert "end of its time" in item["reason"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -25,8 +24,8 @@ def long_recipe(steps: int) -> str:
     return RECIPE.replace("steps = 24", f"steps = {steps}").replace("every_steps = 4", "every_steps = 20")
 
 
-def killed_after(command: list[str], moment: float | Callable[[], bool]) -> None:
-    """Start a command, and kill its process group after some seconds, or once something holds."""
+def killed_once(command: list[str], moment: Callable[[], bool]) -> None:
+    """Start a command, and kill its process group once something holds."""
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=ROOT,
@@ -35,11 +34,8 @@ def killed_after(command: list[str], moment: float | Callable[[], bool]) -> None
         stdout=subprocess.DEVNULL,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    if callable(moment):
-        while not moment() and process.poll() is None:
-            time.sleep(0.05)
-    else:
-        time.sleep(moment)
+    while not moment() and process.poll() is None:
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -47,14 +43,16 @@ def killed_after(command: list[str], moment: float | Callable[[], bool]) -> None
 def test_a_search_that_was_killed_twice_has_each_trial_once_and_the_same_ones_and_its_best_recipe_trains_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
+    """For random moments see tests/faults/test_searches.py."""
     command = words(tmp_path, "--trials", "3", "--pruner", "none")
-    for _ in range(2):
-        killed_after(command, random.uniform(5, 10))
+    runs = tmp_path / "out" / "runs"
+    killed_once(command, (runs / "trial-0000" / "metrics.jsonl").exists)
+    killed_once(command, (runs / "trial-0001" / "record.json").exists)
     done = run_command(*command, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     trials = trials_of(tmp_path)
     assert [(trial["trial"], trial["state"]) for trial in trials] == [(number, "finished") for number in range(3)]
-    assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == [f"trial-{number:04d}" for number in range(3)]
+    assert sorted(path.name for path in runs.iterdir()) == [f"trial-{number:04d}" for number in range(3)]
     assert done.stdout == f"{tmp_path / 'out' / 'best.toml'}\n"
 
     (whole := tmp_path / "whole").mkdir()
@@ -145,7 +143,7 @@ def test_ctrl_c_stops_the_trials_in_order_and_the_same_command_continues(tmp_pat
 def test_a_damaged_run_is_set_aside_and_its_trial_begins_again(tmp_path: Path) -> None:
     command = words(tmp_path, "--trials", "1", recipe=long_recipe(200))
     run = tmp_path / "out" / "runs" / "trial-0000"
-    killed_after(command, (run / "record.json").exists)
+    killed_once(command, (run / "record.json").exists)
     (run / "record.json").write_text("{}")
     done = run_command(*command, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr

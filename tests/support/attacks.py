@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common", "data_pipeline", "trainer")
-LENGTH = 200_000
+LENGTH = 100_000
 _FUNCTIONS = frozenset(("compile", "match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"))
 _AT_THE_START = frozenset(("match", "fullmatch"))
 _ORDINARY = " \n\ta1\"'.<\\/=-_\u00e9"

@@ -1,8 +1,9 @@
-"""`python -m tests.support.command_server` runs commands of the trainer for tests: `tests.support.runs` asks it to.
+"""`python -m tests.support.command_server SOCKET` runs commands of the trainer for tests: `tests.support.runs` asks it to.
 
 It imports the trainer once. Each process is forked from it, so it starts without the two seconds of CPU time that the imports take.
-A line of its input is a request: the words of a command, the variables of each process, and two files for the output. It answers
-with a line that has the pids, and with another one that has the exit code once all processes have ended.
+A connection is a request: a line of JSON, and the descriptors of stdin, stdout and stderr. The object has the words, whether they
+are those of the program `trainer` or of `python -m trainer`, the folder, and the variables of each process. The answer is a line
+with the pids, and another one with the exit code once all processes have ended. They are killed if the client leaves.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import math
 import os
+import select
 import signal
+import socket
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
 
+from trainer import program
 from trainer.__main__ import start
 
 MODULES = (
@@ -45,54 +53,86 @@ MODULES = (
     "trainer.verification.audit",
     "trainer.verification.verify",
 )
-_GRACE_S = 5.0
+_GRACE_S, _POLL_S = 5.0, 0.01
 
 
-def serve() -> None:
+def serve(address: str) -> None:
     for name in MODULES:
         importlib.import_module(name)
     gc.freeze()
-    for line in sys.stdin:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        print("up", flush=True)
+        while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:  # it can be read once the test process has ended
+            connection, _ = listener.accept()
+            if not os.fork():
+                listener.close()
+                _answer(connection)
+            connection.close()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def _answer(connection: socket.socket) -> NoReturn:
+    try:
+        line, descriptors, *_ = socket.recv_fds(connection, 1 << 16, 3)
+        while not line.endswith(b"\n"):
+            line += connection.recv(1 << 16)
         request = json.loads(line)
-        pids = [_forked(request["words"], variables, request["files"]) for variables in request["processes"]]
-        print(json.dumps(pids), flush=True)
-        print(_exit_code(pids), flush=True)
+        pids = [_forked(request, variables, connection, descriptors) for variables in request["processes"]]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        connection.sendall(json.dumps(pids).encode() + b"\n")
+        connection.sendall(b"%d\n" % _exit_code(pids, connection))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
-def _forked(words: Sequence[str], variables: Mapping[str, str], files: Sequence[str]) -> int:
+def _forked(request: Mapping[str, Any], variables: Mapping[str, str], connection: socket.socket, descriptors: Sequence[int]) -> int:
     if pid := os.fork():
         return pid
     try:
+        connection.close()
         os.environ.clear()
         os.environ.update(variables)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for descriptor, file in enumerate(files, 1):
-            os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), descriptor)
+        os.chdir(request["folder"])
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)  # those of the server may be files
+        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
         os.setsid()
-        start(words)
+        if request["is_program"]:
+            sys.argv = ["trainer", *request["words"]]
+            program.main()
+        start(request["words"])
     except SystemExit as end:
+        sys.stdout.flush()
         os._exit(int(end.code or 0))
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(127)
 
 
-def _exit_code(pids: Sequence[int]) -> int:
+def _exit_code(pids: Sequence[int], connection: socket.socket) -> int:
     """Wait for the processes. If one fails, the others have a few seconds to end. Return the first exit code that is not 0."""
-    code, left = 0, set(pids)
+    code, left, deadline = 0, set(pids), math.inf
     while left:
-        pid, status = os.wait()
+        pid, status = os.waitpid(-1, os.WNOHANG)
         left.discard(pid)
-        if status and not code:
-            code = os.waitstatus_to_exitcode(status)
-            deadline = time.monotonic() + _GRACE_S
-            while left and time.monotonic() < deadline:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-                left.discard(pid)
-                time.sleep(0.01)
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
+        if pid and status and not code:
+            code, deadline = os.waitstatus_to_exitcode(status), time.monotonic() + _GRACE_S
+        has_left = not pid and bool(select.select([connection], [], [], _POLL_S)[0])
+        if has_left or time.monotonic() > deadline:
+            for one in left:
+                os.kill(one, signal.SIGKILL)
     return code
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])

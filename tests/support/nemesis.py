@@ -27,7 +27,7 @@ from trainer.config import TrainConfig
 from trainer.runs.manifest import CheckpointManifest
 from trainer.verification.audit import audit_run
 
-_START_S = 12.0
+_START_S = 8.0
 _SPAN_S = 1.0
 _GONE_S = 90.0
 _LONG_S = 300.0

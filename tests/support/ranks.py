@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from tests.support.fork_server import forking
 from trainer.distributed.group import TEARDOWN_DELAY_S, Group
 
 _ResultT = TypeVar("_ResultT")
@@ -35,9 +35,8 @@ class RankError(RuntimeError):
 def run_ranks(function: Callable[..., _ResultT], num_ranks: int, *arguments: Any, timeout_s: float = 120) -> list[_ResultT]:
     """Return the results of `function(group, *arguments)` on all ranks, in the order of the ranks.
 
-    The processes are forked from a server that has imported torch and nothing else, so they start in a tenth of a second and
-    inherit no threads. They find each other through a file, so tests that run side by side cannot meet. When this returns, all
-    processes have ended or were killed.
+    The processes inherit no threads. They find each other through a file, so tests that run side by side cannot meet. When this
+    returns, all processes have ended or were killed.
 
     Args:
         function: defined at the top level of a module; `group` is the `trainer.distributed.group.Group` of the rank.
@@ -58,8 +57,7 @@ def run_ranks(function: Callable[..., _ResultT], num_ranks: int, *arguments: Any
 
 
 def _attempt(function: Callable[..., _ResultT], num_ranks: int, arguments: Sequence[Any], timeout_s: float) -> list[_ResultT]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo"])
+    context = forking()
     with tempfile.TemporaryDirectory() as directory:
         connections, processes = [], []
         for rank in range(num_ranks):

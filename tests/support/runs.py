@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,15 @@ from trainer.distributed.network import STORE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 _END_S, _COMMAND_S = 60.0, 300.0
+_PROGRAM = """#!{python} -SE
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    request = dict(words=sys.argv[1:], is_program=True, folder=os.getcwd(), processes=[dict(os.environ)])
+    socket.send_fds(server, [json.dumps(request).encode() + b"\\n"], [0, 1, 2])
+    code = int(server.makefile().readlines()[-1])
+sys.exit(code if code >= 0 else 128 - code)
+"""
 
 
 def tiny_config(data: Path, run: Path, /, **changes: Any) -> TrainConfig:
@@ -63,33 +73,28 @@ def arguments(config: TrainConfig) -> list[str]:
 class _CommandServer:
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="command-server-")
-        self.running: Started | None = None
-        command = [sys.executable, "-m", "tests.support.command_server"]
+        self.address = str(Path(self.folder.name, "socket"))
+        command = [sys.executable, "-m", "tests.support.command_server", self.address]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "up\n"
 
     def start(self, words: Sequence[str], processes: Sequence[Mapping[str, str]], files: Sequence[Path]) -> Started:
-        if self.running is not None:  # a test that failed has left it
-            self.running.send_signal(signal.SIGKILL)
-            self.running.wait(_END_S)
-        request = {"words": words, "processes": processes, "files": [str(file) for file in files]}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        self.running = Started(self, [int(pid) for pid in json.loads(self.answer(_END_S))])
-        return self.running
-
-    def answer(self, timeout_s: float) -> str:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-            raise TimeoutError(f"the command was still running after {timeout_s} s")
-        return self._process.stdout.readline()
+        request = {"words": words, "is_program": False, "folder": str(ROOT), "processes": processes}
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self.address)
+        with Path(os.devnull).open() as empty, ExitStack() as stack:
+            outputs = [stack.enter_context(file.open("ab")).fileno() for file in files]
+            socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [empty.fileno(), *outputs])
+        return Started(connection)
 
 
 class Started:
     """The processes of a command that the server has started."""
 
-    def __init__(self, server: _CommandServer, pids: Sequence[int]) -> None:
-        self._server, self._pids = server, pids
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._received = connection, b""
+        self._pids: list[int] = json.loads(self._line(_END_S))
 
     def send_signal(self, number: signal.Signals) -> None:
         for pid in self._pids:
@@ -97,14 +102,17 @@ class Started:
 
     def wait(self, timeout: float) -> int:
         """Return the exit code of the process that failed first, or 0. TimeoutError: they needed longer, and were killed."""
-        try:
-            return int(self._server.answer(timeout))
-        except TimeoutError:
-            self.send_signal(signal.SIGKILL)
-            self._server.answer(_END_S)
-            raise
-        finally:
-            self._server.running = None
+        with self._connection:
+            return int(self._line(timeout))
+
+    def _line(self, timeout_s: float) -> bytes:
+        self._connection.settimeout(timeout_s)
+        while b"\n" not in self._received:
+            received = self._connection.recv(1 << 16)
+            assert received, "the server of commands has failed; its error is on stderr"
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
+        return line
 
 
 @cache
@@ -144,12 +152,18 @@ def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[
     """Run `python -m <words>` to its end, with its output captured. Commands of the trainer are forked from the server."""
     command, variables = [sys.executable, "-m", *words], os.environ | environment
     at_start = any(name.startswith("PYTHON") for name in environment)  # has an effect when Python starts
-    if words[0] != "trainer" or at_start or _command_server().running is not None:
+    if words[0] != "trainer" or at_start:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_COMMAND_S, env=variables)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
         code = _command_server().start(words[1:], [variables], files).wait(_COMMAND_S)
         return subprocess.CompletedProcess(command, code, *(file.read_text() for file in files))
+
+
+def write_program(path: Path) -> None:
+    """Write an executable that does what the program `trainer` does, in a process that the server has forked."""
+    path.write_text(_PROGRAM.format(python=sys.executable, address=_command_server().address))
+    path.chmod(0o755)
 
 
 def metrics(run: Path, *events: str) -> list[dict[str, Any]]:

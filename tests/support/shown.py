@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 
 from common.errors import ProjectError
 from tests.support.disturbed import multiplied, spoiled
+from tests.support.fork_server import forking
 from tests.support.runs import metrics
 from trainer import loop
 from trainer.checkpoint.store import CheckpointStore
@@ -81,8 +81,7 @@ def train_in_child(config: TrainConfig, troubles: tuple[Trouble, ...] = (), kill
     Returns:
         The number of moments, or -1 if the process was killed.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = forking()
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_train, args=(config, troubles, killed_at, sender))
     child.start()

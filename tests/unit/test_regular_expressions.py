@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.attacks import Site, attacks_on, problem_within, sites
 
-SECONDS = 4
-"""Of processor time for all texts of one expression. A linear one takes at most 1 s, a quadratic one over 10 s for one text."""
+SECONDS = 3
+"""Of processor time for all texts of one expression. A linear one takes at most 0.5 s, a quadratic one over 10 s."""
 SITES = list(sites())
 EXAMPLES = {
     "data_pipeline.conversations.chat_template.ChatTemplate._first": "[ChatTemplate('', {}, (NamedToken('<s>', 0),))._first]",
