@@ -290,6 +290,8 @@ def _of_turns(value: Any) -> Any:
     """Return messages instead of texts of user and assistant in turn, or of objects whose fields are the texts of roles."""
     if not isinstance(value, list):
         return value
+    decoded = [_decoded(one, "a message") for one in value]
+    value = decoded if all(isinstance(one, dict) for one in decoded) else value
     if all(isinstance(one, str) for one in value):
         return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(value)]
     if not all(isinstance(one, dict) and len(one) > 1 and one.keys() <= _OF_TURN.keys() for one in value):

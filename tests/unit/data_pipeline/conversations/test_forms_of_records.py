@@ -179,6 +179,11 @@ def test_turns_of_two_speakers_become_messages(name: str) -> None:
     assert read({"messages": json.dumps(TURNS[name])}) == found
 
 
+def test_messages_that_are_json_are_no_turns() -> None:
+    assert texts(read({"messages": [json.dumps(ASK), json.dumps(SAY)]})) == [("user", "Ask"), ("assistant", "Say")]
+    assert texts(read({"messages": ["Ask", '{"a": 1}']})) == [("user", "Ask"), ("assistant", '{"a": 1}')]
+
+
 def test_the_system_text_of_a_turn_comes_first_and_an_empty_one_is_left_out() -> None:
     turns = [{"input": "Ask", "output": "Say", "system": "Be kind"}, {"system": "", "input": "Ask", "output": ""}]
     found = read({"messages": turns})
