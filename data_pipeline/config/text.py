@@ -16,6 +16,8 @@ OF_CONVERSATION = ("system", "system_prompt", "tools", "functions", "documents",
 """Fields of a record that belong to its conversation, beside those that the settings name."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields with the reasoning of an answer, in its message or beside a response."""
+LABELS = ("label", "kto_tag")
+"""Fields that say whether an answer is a good one, as for KTO. The first one says it beside a response only."""
 OF_PROMPT = ("input", "context")
 """Fields of a record that belong to a prompt of one of `_INSTRUCTIONS`, as in Alpaca's form."""
 _INSTRUCTIONS = ("instruction", "question", "query")
@@ -109,7 +111,8 @@ class RecordConfig(Section):
         """Fields that belong to a conversation too, if a record has them."""
         of_prompt: tuple[str, ...] = (*OF_PROMPT, "history") if self.is_alpaca else ()
         of_prompt += () if self.prompt_field is None or self.has_pairs else REASONING
-        of_prompt += ("label",) if self.prompt_field is not None and self.label_field is None else ()
+        if self.label_field is None and not self.has_pairs:
+            of_prompt += LABELS if self.prompt_field is not None else LABELS[1:]
         return tuple(name for name in OF_CONVERSATION + of_prompt if name not in (*self.chat_fields, self.text_field))
 
     @property

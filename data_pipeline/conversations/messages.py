@@ -21,15 +21,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.files import is_deeper
-from data_pipeline.config.text import OF_CONVERSATION, OF_PROMPT, REASONING, with_input
+from data_pipeline.config.text import LABELS, OF_CONVERSATION, OF_PROMPT, REASONING, with_input
 from data_pipeline.documents import Reason
 
 Message = dict[str, Any]  # `role`, `content`, and the other fields of the record
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _OTHER_NAMES = {
-    "human": "user",
-    "gpt": "assistant",
-    **dict.fromkeys(("chatgpt", "bing", "bard", "bot", "model", "ai"), "assistant"),
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "chatbot", "model", "ai"), "assistant"),
     **dict.fromkeys(("observation", "function", "function_response", "tool_response", "ipython"), "tool"),
 }
 _OF_TURN = _OTHER_NAMES | {name: name for name in ROLES} | {"input": "user", "output": "assistant"}
@@ -45,7 +44,7 @@ _SYSTEM = ("system", "system_prompt")
 _BLANK = ("null", " ")  # texts that a column of JSON has for nothing
 _BAD = ("false", "0")  # labels of responses, as texts in lower case
 _TURN = re.compile(r"\n\n(Human|Assistant):")
-_OBJECTS, _OF_PYTHON = re.compile(r"\s*+\[\s*+\{"), re.compile(r"\s*+\[\s*+\{\s*+'(?:role|from|content)'")
+_OBJECTS, _OF_PYTHON = re.compile(r"\s*+(?:\[\s*+)?+\{"), re.compile(r"\s*+(?:\[\s*+)?+\{\s*+'(?:role|from|content)'")
 
 
 class MessagesError(ValueError):
@@ -93,7 +92,7 @@ def read_messages(value: Any) -> list[Message]:
 
 def _flat(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a record with the fields of its prompt in their usual places, if the prompt is an object, as in OpenAI's pairs."""
-    prompt = record.get("prompt")
+    prompt = _decoded(record.get("prompt"), "the prompt")
     if not isinstance(prompt, dict) or "messages" not in prompt:
         return record
     others = {name: value for name, value in prompt.items() if value is not None and name not in ("messages", *OF_CONVERSATION)}
@@ -124,19 +123,19 @@ def _completed(messages: list[Message], weights: Sequence[bool], beside: Mapping
 
 
 def _conversation(record: Mapping[str, Any], shown: Mapping[str, str]) -> _Weighed:
+    if bad := [name for name in LABELS if str(record.get(name)).lower() in _BAD]:
+        raise MessagesError(
+            Reason.NO_ANSWER,
+            f"its field {bad[0]} says that the answer is a bad one; remove the record, or the field if it says something else",
+        )
     if "messages" in record:
-        messages, weights = _messages(_of_turns(record["messages"]), shown["messages"])
+        messages, weights = _messages(_of_turns(_decoded(record["messages"], shown["messages"])), shown["messages"])
         answers = [place for place, message in enumerate(messages) if _is_answer(message)]
         if not answers:
             raise MessagesError(Reason.NO_ANSWER, "no message of the assistant has text, so there is nothing to train on")
         if not any(weights[place] for place in answers):
             raise MessagesError(Reason.NO_ANSWER, "the weights say that no message of the assistant has a loss")
         return messages, weights
-    if str(record.get("label")).lower() in _BAD:
-        raise MessagesError(
-            Reason.NO_ANSWER,
-            "its field label says that the response is a bad one; remove the record, or the field if it says something else",
-        )
     prompt, _ = _messages(_whole_prompt(record["prompt"], record), shown["prompt"], "user")
     response = _calls_of(record) or record["response"]
     answer, weights = _messages(response, shown["response"], "assistant", may_be_empty=True)
@@ -251,6 +250,7 @@ def _parsed(text: str) -> list[Any] | None:
     if (turns := _turns(text)) is not None:
         return turns
     value = _decoded(text, "a message") if _OBJECTS.match(text) else None
+    value = [value] if isinstance(value, dict) and {"content", "value"} & value.keys() else value
     if value is text and _OF_PYTHON.match(text):
         raise MessagesError(Reason.MESSAGES_MALFORMED, "a list of messages is written as Python writes it; write it as JSON")
     is_list = isinstance(value, list) and all(isinstance(one, dict) and {"role", "from"} & one.keys() for one in value)
@@ -290,6 +290,8 @@ def _of_turns(value: Any) -> Any:
     """Return messages instead of texts of user and assistant in turn, or of objects whose fields are the texts of roles."""
     if not isinstance(value, list):
         return value
+    decoded = [_decoded(one, "a message") for one in value]
+    value = decoded if all(isinstance(one, dict) for one in decoded) else value
     if all(isinstance(one, str) for one in value):
         return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(value)]
     if not all(isinstance(one, dict) and len(one) > 1 and one.keys() <= _OF_TURN.keys() for one in value):

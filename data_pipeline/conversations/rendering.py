@@ -199,7 +199,7 @@ class ChatRenderer(ProgramOnDemand):
         """Return what the template writes before an answer that is to come, and not before one that is there."""
         messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ANSWER}]
         answered, prompt = self.conversation(messages), self.prompt(messages[:1]).text
-        return prompt[answered.parts[0] :]
+        return "" if answered.text.startswith(prompt) else prompt[answered.parts[0] :]
 
     def _rendered(self, conversation: Conversation, probes: Sequence[Sequence[Any]] = ()) -> tuple[list[Rendered], set[int]]:
         """Return the examples, and the places of the probes whose values the template does not use."""

@@ -69,7 +69,7 @@ def _read(content: Content, file_format: str) -> Iterator[Document | Rejection]:
                     row += 1
                     budget.charge(max(sum(len(text) for text in one[:2] if isinstance(text, bytes)), 1))
                     found = _document(*one, origin, row, records, corrupt)
-                    yield replace(found, unread=unread) if isinstance(found, Document) else found
+                    yield replace(found, unread=unread + found.unread) if isinstance(found, Document) else found
             elif letter == b"U":
                 unread = tuple(body.decode("utf-8", "backslashreplace").split("\0")[:_MAX_NAMES]) if body else ()
             elif letter == b"E":

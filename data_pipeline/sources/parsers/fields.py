@@ -22,7 +22,18 @@ class Form(NamedTuple):
 
 
 _PROMPTS = ("instruction", "prompt", "question", "query", "problem", "inputs", "input")
-_ANSWERS = ("output", "response", "completion", "solution", "answer", "targets", "target", "answers", "content")
+_ANSWERS = (
+    "output",
+    "response",
+    "completion",
+    "solution",
+    "generated_solution",
+    "answer",
+    "targets",
+    "target",
+    "answers",
+    "content",
+)
 _PAIRS = (
     ("chosen", "rejected"),
     ("preferred_output", "non_preferred_output"),

@@ -46,19 +46,14 @@ class Origin:
     def record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
         """Return the document of a record. Its text and its prompt are strings without lone surrogates."""
         known = {*self.needed(records), *self.optional(records), *records.kept_fields}
-        unread = tuple(
-            name
-            for name, value in fields.items()
-            if (name not in known or is_switch(name, value)) and value not in (None, "", [], {})
-        )
+        unread = tuple(name for name, value in fields.items() if name not in known and value not in (None, "", [], {}))
         document = self._record(fields, line, offset, records)
-        return replace(document, unread=unread) if unread else document
+        return replace(document, unread=unread + document.unread) if unread else document
 
     def _record(self, fields: Mapping[str, Any], line: int, offset: int, records: RecordConfig) -> Document:
         if self.markup == "chat":
             chat = {name: fields[field] for name, field in chat_fields(records).items()}
-            beside = {name: fields.get(name) for name in records.beside}
-            chat |= {name: value for name, value in beside.items() if value not in (None, "", []) and not is_switch(name, value)}
+            chat |= {name: value for name in records.beside if (value := fields.get(name)) not in (None, "", [])}
             return self.chat(chat, line, offset, metadata_json(fields, records.metadata))
         prompt = "" if records.prompt_field is None else fields[records.prompt_field]
         for name in self.optional(records):
@@ -80,10 +75,11 @@ class Origin:
         return OF_PROMPT if records.is_alpaca else ()
 
     def chat(self, fields: Mapping[str, Any], line: int, offset: int, metadata: str = "") -> Document:
-        text = json.dumps(fields, ensure_ascii=False)
+        switches = tuple(name for name, value in fields.items() if _is_switch(name, value))
+        text = json.dumps({name: value for name, value in fields.items() if name not in switches}, ensure_ascii=False)
         if has_surrogate(text):
             raise MalformedError(Reason.LONE_SURROGATE, "a message contains a lone surrogate")
-        return Document(text, self.path, line, offset, self.kind, "chat", metadata)
+        return Document(text, self.path, line, offset, self.kind, "chat", metadata, unread=switches)
 
 
 @dataclass(frozen=True)
@@ -128,11 +124,6 @@ def chat_fields(records: RecordConfig) -> dict[str, str]:
     return prompt | {"chosen": records.chosen_field, "rejected": records.rejected_field}
 
 
-def is_switch(name: str, value: Any) -> bool:
-    """Return whether a field named as reasoning only says whether there is any, as in Nemotron's data."""
-    return name in REASONING and (isinstance(value, bool) or (isinstance(value, str) and value.lower() in _SWITCHES))
-
-
 def decode(data: bytes, origin: Origin, line: int, offset: int) -> Document | Rejection:
     """Return the document with the text `data`, or a rejection. A byte order mark at offset 0 is removed."""
     text = data.removeprefix(BOM) if offset == 0 else data
@@ -167,3 +158,8 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= _MAX_METADATA_CHARS
     return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_switch(name: str, value: Any) -> bool:
+    """Return whether a field named as reasoning only says whether there is any, as in Nemotron's data."""
+    return name in REASONING and (isinstance(value, bool) or (isinstance(value, str) and value.lower() in _SWITCHES))

@@ -152,6 +152,8 @@ PAIRS: dict[str, dict[str, Any]] = {
     "messages without a prompt": {"chosen": [ASK, SAY], "rejected": [ASK, SAY | {"content": "No"}]},
     "transcripts": {"chosen": "\n\nHuman: Ask\n\nAssistant: Say", "rejected": "\n\nHuman: Ask\n\nAssistant: No"},
     "a transcript and answers": {"prompt": "Human: Ask\n\nAssistant:", "chosen": "Say", "rejected": "No"},
+    "JSON of a message": {"prompt": "Ask", "chosen": json.dumps(SAY), "rejected": json.dumps({"from": "gpt", "value": "No"})},
+    "JSON of OpenAI": {"prompt": json.dumps({"messages": [ASK]}), "chosen": json.dumps([SAY]), "rejected": "No"},
     "OpenAI": {"prompt": {"messages": [ASK], "tools": []}, "chosen": [SAY], "rejected": [SAY | {"content": "No"}]},
 }
 
@@ -174,6 +176,12 @@ def test_turns_of_two_speakers_become_messages(name: str) -> None:
     found = read({"messages": TURNS[name]})
     assert texts(found) == [("user", "Ask"), ("assistant", "Say"), ("user", "Ask again"), ("assistant", "Say again")]
     assert found.trained == (1, 3)
+    assert read({"messages": json.dumps(TURNS[name])}) == found
+
+
+def test_messages_that_are_json_are_no_turns() -> None:
+    assert texts(read({"messages": [json.dumps(ASK), json.dumps(SAY)]})) == [("user", "Ask"), ("assistant", "Say")]
+    assert texts(read({"messages": ["Ask", '{"a": 1}']})) == [("user", "Ask"), ("assistant", '{"a": 1}')]
 
 
 def test_the_system_text_of_a_turn_comes_first_and_an_empty_one_is_left_out() -> None:
@@ -192,6 +200,11 @@ def test_a_list_of_calls_beside_tools_is_an_answer_that_calls_them() -> None:
         assert [call["function"] for call in answer["tool_calls"]] == calls
         assert answer["content"] == ""
     assert texts(read({"prompt": "Ask", "response": json.dumps(calls)}))[-1] == ("assistant", json.dumps(calls))
+
+
+@pytest.mark.parametrize("response", ['{"city": "Oslo"}', '{"role": "admin"}', "{not JSON}", "[1, 2]", "{'a': 1}"])
+def test_an_answer_that_is_json_and_no_message_stays_text(response: str) -> None:
+    assert texts(read({"prompt": "{}", "response": response})) == [("user", "{}"), ("assistant", response)]
 
 
 def test_an_error_names_the_field_as_the_record_does() -> None:
@@ -259,6 +272,7 @@ def test_the_answers_in_a_prompt_have_no_loss() -> None:
         ({"messages": [ASK, SAY], "tools": "weather"}, Reason.MESSAGES_MALFORMED, "tools is a text"),
         ({"messages": [{"role": "system", "content": "A"}, ASK, SAY], "system": "B"}, Reason.MESSAGES_MALFORMED, "differ"),
         *(({"prompt": "A", "response": "B", "label": bad}, Reason.NO_ANSWER, "a bad one") for bad in (False, 0, "False")),
+        ({"messages": [ASK, SAY], "kto_tag": False}, Reason.NO_ANSWER, "its field kto_tag"),
         ({"prompt": "A", "response": 5}, Reason.MESSAGES_MALFORMED, "response is a number, but a text or a list of messages"),
         ({"prompt": "A", "response": "[{'role': 'assistant', 'content': 'B'}]"}, Reason.MESSAGES_MALFORMED, "as Python writes it"),
         (

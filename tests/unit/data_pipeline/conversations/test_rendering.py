@@ -253,6 +253,9 @@ REASONING = (
 
 def test_an_answer_begins_behind_what_stands_before_each_answer(chatml: ChatRenderer) -> None:
     assert chatml.added_to_prompts() == ""
+    marked = "{% for m in messages %}{% generation %}{{ m.role }}:{{ m.content }};{% endgeneration %}{% endfor %}"
+    with renderer_of(marked + "{{ 'assistant:' if add_generation_prompt }}") as renderer:
+        assert renderer.added_to_prompts() == ""
     turns: list[Message] = [*HELLO, HELLO[0], {"role": "assistant", "content": " <b>Hi</b>", "reasoning": "Greet"}]
     with renderer_of(REASONING) as renderer:
         rendered = renderer.conversation(turns)

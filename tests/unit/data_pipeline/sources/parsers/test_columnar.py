@@ -372,16 +372,19 @@ def test_an_arrow_bomb_is_given_up_at_the_budget_or_the_memory_limit() -> None:
 
 
 def chats(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    return [json.loads(one.text) for one in chat_documents(columns, messages_field="messages")]
+
+
+def chat_documents(columns: dict[str, Any], **records: object) -> list[Document]:
     config = PrepareConfig(
         sources=("builtin",),
-        records=RecordConfig(messages_field="messages"),
+        records=RecordConfig.model_validate(records),
         chat=ChatConfig.model_validate({"template": "chatml"}),
     )
     file = io.BytesIO(parquet(columns))
     origin = Origin("a.parquet", markup="chat")
     content = Content(origin, config, iter(()), Budget(config.limits, lambda: 0), file, len(file.getvalue()))
-    found = list(PARQUET.read(content))
-    return [json.loads(one.text) for one in found if isinstance(one, Document)]
+    return [one for one in PARQUET.read(content) if isinstance(one, Document)]
 
 
 def test_columns_of_maps_are_objects() -> None:
@@ -400,3 +403,10 @@ def test_a_field_that_only_other_rows_have_is_absent() -> None:
 
     rows = [turn("weather", {"city": "Oslo"}), turn("time", {"zone": "west", "at": [1]})]
     assert [one["messages"] for one in chats({"messages": rows})] == rows
+
+
+def test_a_column_that_only_says_whether_there_is_reasoning_is_counted() -> None:
+    columns = {"input": ["Ask"], "output": ["Say"], "reasoning": ["off"], "title": ["T"]}
+    [item] = chat_documents(columns, prompt_field="input", text_field="output")
+    assert json.loads(item.text) == {"prompt": "Ask", "response": "Say"}
+    assert item.unread == ("title", "reasoning")
