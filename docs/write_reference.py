@@ -30,8 +30,6 @@ from trainer.program import all_commands
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
 _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_LISTENING = {"train", "tune", "doctor", "serve"}
-"""The commands that always listen on a socket. The table above the list in docs/security.md has a row for each."""
 _COLUMN = 44
 _SHARED = 4
 """An option that this many commands have stands once, above the commands."""
@@ -103,7 +101,7 @@ def layers() -> str:
 
 def commands_without_a_socket() -> str:
     """Return a sentence with the commands that listen on no socket."""
-    names = sorted({*all_commands()} - _LISTENING)
+    names = sorted(name for name, command in all_commands().items() if not command.listens)
     return f"Apart from the cases in the table, these commands listen on no socket: {', '.join(f'`{name}`' for name in names)}.\n"
 
 
