@@ -11,6 +11,7 @@ from data_pipeline.config import PrepareConfig
 from docs.site_links import without_outside_links
 from docs.write_reference import commands_page, pages_with_parts, settings_page, with_made_parts
 from trainer.config import TrainConfig
+from trainer.program import all_commands
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("common", "data_pipeline", "docs", "env", "tests", "trainer")
@@ -48,6 +49,12 @@ def test_a_row_about_an_addition_is_short_and_names_files_that_exist(row: str) -
 @cache
 def all_files() -> list[str]:
     return [str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")] + [str(path) for path in ROOT.glob("*.*")]
+
+
+def test_a_command_that_listens_has_a_row_about_its_socket() -> None:
+    cells = re.findall(r"^\| (.+?) \|", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
+    listening = {name for name, command in all_commands().items() if command.listens}
+    assert listening <= set(re.findall(r"[\w-]+", " ".join(cells)))
 
 
 @pytest.mark.parametrize("model", [PrepareConfig, TrainConfig])
