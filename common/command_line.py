@@ -38,6 +38,7 @@ class Command:
     """It has `run(settings or options)`. It imports nothing slow, so that `--help` is fast; `run` imports what the work needs."""
     is_frequent: bool = False  # whether it is among the first in the list of commands of `trainer`
     renamed: str = ""  # its name in the program `trainer`, if that has another command of this name
+    listens: bool = False  # whether it always listens on a socket; docs/security.md has a row for each
 
 
 def list_of(commands: Mapping[str, Command]) -> str:

@@ -18,9 +18,11 @@ from pathlib import Path
 from common.command_line import PROGRAM
 from common.errors import ExitCode
 from common.settings.command import loaded
-from common.settings.model import Settings, section_title
+from common.settings.markers import NotSearched
+from common.settings.model import Settings, markers_of, section_title
 from common.settings.options import SettingText, setting_texts
 from data_pipeline.config import PrepareConfig
+from data_pipeline.sources.formats import UNDERSTOOD
 from docs.conversations import FIELDS, outcomes
 from trainer.config import TrainConfig
 from trainer.program import all_commands
@@ -28,8 +30,6 @@ from trainer.program import all_commands
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
 _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_LISTENING = {"train", "tune", "doctor", "serve"}
-"""The commands that always listen on a socket. The table above the list in docs/security.md has a row for each."""
 _COLUMN = 44
 _SHARED = 4
 """An option that this many commands have stands once, above the commands."""
@@ -101,7 +101,7 @@ def layers() -> str:
 
 def commands_without_a_socket() -> str:
     """Return a sentence with the commands that listen on no socket."""
-    names = sorted({*all_commands()} - _LISTENING)
+    names = sorted(name for name, command in all_commands().items() if not command.listens)
     return f"Apart from the cases in the table, these commands listen on no socket: {', '.join(f'`{name}`' for name in names)}.\n"
 
 
@@ -117,14 +117,25 @@ def exit_codes() -> str:
     return _table(("exit code", "means"), ((str(int(code)), code.meaning) for code in ExitCode))
 
 
+def extensions() -> str:
+    """Return the extensions of all source formats."""
+    return f"{UNDERSTOOD}.\n"
+
+
+def not_searched() -> str:
+    """Return a sentence with the settings that a search cannot vary."""
+    names = ", ".join(f"`{name}`" for name in markers_of(TrainConfig, NotSearched))
+    return f"A search cannot vary these settings and sections: {names}.\n"
+
+
 def pages_with_parts() -> list[Path]:
     """Return the pages that have a part made from the code."""
-    return sorted(page for page in DOCS.rglob("*.md") if _PART.search(page.read_text()))
+    return sorted(page for page in (*DOCS.rglob("*.md"), DOCS.parent / "text/README.md") if _PART.search(page.read_text()))
 
 
 def with_made_parts(page: str) -> str:
     """Return the text of a page with its parts as the code makes them."""
-    made = (layers, commands_without_a_socket, fields_of_conversations, exit_codes)
+    made = (layers, commands_without_a_socket, fields_of_conversations, exit_codes, extensions, not_searched)
     by_name = {function.__name__: function for function in made}
     return _PART.sub(lambda part: part[1] + by_name[part[2]]() + part[3], page)
 

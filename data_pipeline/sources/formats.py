@@ -36,7 +36,7 @@ _BY_EXTENSION = {
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".xz": "xz", ".bz2": "bz2"}
 _SHORT_FORMS = {".tgz": (".tar", ".gz"), ".txz": (".tar", ".xz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst")}
 
-_CODE = [extension for extension, (_, kind) in _BY_EXTENSION.items() if kind == "code"]
+_CODE = [extension for extension, kind in text_files.TEXT.extensions.items() if kind == "code"]
 UNDERSTOOD = (
     f"{', '.join(name for name in _BY_EXTENSION if name not in _CODE)}, .json with an array of objects or with JSON Lines, "
     f"and source code ({', '.join(_CODE[:3])}, …), "

@@ -20,6 +20,7 @@ from common.command_line import run_command
 from common.errors import ExitCode, PreparedDataError
 from common.files import canonical_json, digest_file
 from data_pipeline.__main__ import main
+from data_pipeline.commands.table import COMMANDS as TABLE
 from data_pipeline.config import PrepareConfig
 from data_pipeline.dataset.manifest import read_manifest
 from data_pipeline.dataset.shards import Rows
@@ -28,7 +29,7 @@ from tests.support.corpora import sentences, write_texts
 from tests.support.tampering import reseal, rewrite_table, with_value
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("inspect", "verify", "leaks", "repack")
+COMMANDS = tuple(name for name in TABLE if name not in ("prepare", "schema"))
 SHARD, TOKENS, CHOSEN = "train/text-00000.arrow", "tokens/000000.arrow", "chosen/000000.arrow"
 
 

@@ -12,11 +12,14 @@ import pytest
 
 from common.errors import ConfigError, StoppedBySignal
 from common.files import digest_file
+from common.settings.command import loaded
 from tests.support.prepared import write_prepared
 from tests.support.runs import arguments, tiny_config
 from trainer.__main__ import main
 from trainer.checkpoint.store import CheckpointStore
+from trainer.commands.run_options import RunOptions
 from trainer.config import TrainConfig
+from trainer.launch.command import COMMANDS
 from trainer.launch.finished import report_finished
 from trainer.loop import train
 from trainer.training.start import open as opening
@@ -114,19 +117,17 @@ def test_a_run_that_was_killed_after_its_last_step_is_completed(
     assert report_finished(config)
 
 
+OF_A_RUN = [name for name, command in COMMANDS.items() if issubclass(loaded(command)[0], RunOptions) and name != "serve"]
 SHOWN: dict[str, Callable[[TrainConfig, Path], list[str]]] = {
+    **{name: lambda config, _, name=name: [name, str(config.run)] for name in OF_A_RUN},
     "plan": lambda config, _: ["plan", "--run", str(config.run)],
     "plan of more steps": lambda config, _: [
         *("plan", "--run", str(config.run), "--limits.steps", "24", "--resume.allow_changes", "schedule.decay_steps")
     ],
-    "evaluate": lambda config, _: ["evaluate", str(config.run)],
     "generate": lambda config, _: ["generate", str(config.run), "--max_tokens", "2"],
     "runs": lambda config, _: ["runs", str(config.run.parent)],
     "report": lambda config, out: ["report", str(config.run), "--output", str(out)],
     "compare": lambda config, out: ["compare", str(config.run), str(config.run), "--output", str(out)],
-    "verify": lambda config, _: ["verify", str(config.run)],
-    "audit": lambda config, _: ["audit", str(config.run)],
-    "stacks": lambda config, _: ["stacks", str(config.run)],
     "export": lambda config, out: ["export", str(config.run), "--output", str(out)],
     "init of another run": lambda config, out: [
         *("train", *arguments(changed(config, init=config.run, model={"width": 64}))[2:], "--run", str(out / "run"))

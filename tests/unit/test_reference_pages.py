@@ -1,6 +1,7 @@
 """The pages that are made from the code are those of this code, and the site has every page of docs/."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from data_pipeline.config import PrepareConfig
 from docs.site_links import without_outside_links
 from docs.write_reference import commands_page, pages_with_parts, settings_page, with_made_parts
 from trainer.config import TrainConfig
+from trainer.program import all_commands
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("common", "data_pipeline", "docs", "env", "tests", "trainer")
 
 
 @pytest.mark.parametrize(("name", "made"), [("settings.md", settings_page), ("commands.md", commands_page)])
@@ -29,6 +32,29 @@ def test_the_diagram_of_the_packages_names_all_of_them() -> None:
     [diagram] = re.findall("<!-- made: layers -->\n(.*?)<!-- end -->", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
     folders = {path.parent.name for package in ("data_pipeline", "trainer") for path in (ROOT / package).glob("*/__init__.py")}
     assert folders <= set(re.findall(r"\w+", diagram))
+
+
+ROWS = re.findall(
+    r"^\| .+ \|$", (ROOT / "docs/architecture.md").read_text().partition("## How to add")[2].partition("\n## ")[0], re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("row", ROWS[1:], ids=lambda row: row.split(" | ")[0])
+def test_a_row_about_an_addition_is_short_and_names_files_that_exist(row: str) -> None:
+    assert len(row) <= 300
+    named = [name for name in re.findall(r"`([\w./-]+\.(?:py|md|toml|in|yml))`", row) if "NAME" not in name]
+    assert [name for name in named if not any(file.endswith(f"/{name}") for file in all_files())] == []
+
+
+@cache
+def all_files() -> list[str]:
+    return [str(path) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")] + [str(path) for path in ROOT.glob("*.*")]
+
+
+def test_a_command_that_listens_has_a_row_about_its_socket() -> None:
+    cells = re.findall(r"^\| (.+?) \|", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
+    listening = {name for name, command in all_commands().items() if command.listens}
+    assert listening <= set(re.findall(r"[\w-]+", " ".join(cells)))
 
 
 @pytest.mark.parametrize("model", [PrepareConfig, TrainConfig])

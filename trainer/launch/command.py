@@ -12,16 +12,16 @@ from common.command_line import Command
 from trainer.launch.stop_request import STOP_SIGNALS
 
 
-def _row(name: str, summary: str, *, module: str = "", is_frequent: bool = False) -> Command:
-    return Command(name, summary, f"trainer.commands.{module or name}", is_frequent)
+def _row(name: str, summary: str, *, module: str = "", is_frequent: bool = False, listens: bool = False) -> Command:
+    return Command(name, summary, f"trainer.commands.{module or name}", is_frequent, listens=listens)
 
 
 _ROWS = (
-    _row("train", "train a model, or continue a run that was stopped", is_frequent=True),
+    _row("train", "train a model, or continue a run that was stopped", is_frequent=True, listens=True),
     _row("plan", "show the length, memory, disk space and time of a training", is_frequent=True),
     _row("evaluate", "compute validation loss and other measures of a checkpoint", is_frequent=True),
     _row("generate", "write text with the model of a checkpoint", is_frequent=True),
-    _row("serve", "answer programs by OpenAI's API, with a page to try the model", is_frequent=True),
+    _row("serve", "answer programs by OpenAI's API, with a page to try the model", is_frequent=True, listens=True),
     _row("report", "write report.html and training_metrics.png of a run", is_frequent=True),
     _row("compare", "write one page that compares several runs", is_frequent=True),
     _row("runs", "list the runs in a folder: state, steps, validation loss", is_frequent=True),
@@ -34,9 +34,9 @@ _ROWS = (
     _row("classify", "print the label of each text, with a classification model"),
     _row("compress", "write a smaller copy of a model: int8, int4 or pruned"),
     _row("export", "write a model for transformers, vLLM, llama.cpp or ONNX"),
-    _row("tune", "search for the settings with the lowest validation loss"),
+    _row("tune", "search for the settings with the lowest validation loss", listens=True),
     _row("import", "make a run of a published model of Hugging Face", module="import_model"),
-    _row("doctor", "check GPUs, driver, disks, network and versions of this machine"),
+    _row("doctor", "check GPUs, driver, disks, network and versions of this machine", listens=True),
     _row("stacks", "print the stacks of all threads of a running training"),
     _row("schema", "print the JSON Schema of the settings of `train`; --env prints their environment variables"),
 )

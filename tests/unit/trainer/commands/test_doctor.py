@@ -93,7 +93,7 @@ def test_the_complete_check_also_has_sums_and_rates(
     main(["doctor", "--run", str(tmp_path)])
     said = " ".join(capsys.readouterr().out.split())
     assert "gloo on 2 ranks: same bits in 3 runs, 1.0 GB/s" in said
-    assert "ok run disk write " in said
+    assert " run disk write " in said  # its severity depends on the speed of the disk
 
 
 def test_an_error_ends_with_exit_code_2_and_the_names_of_the_rows(
