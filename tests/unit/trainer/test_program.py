@@ -20,14 +20,14 @@ def trainer(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_the_list_has_every_command_of_both_packages_and_fits_a_terminal() -> None:
+def test_the_list_has_every_command_of_both_packages_and_begins_with_those_that_fit_a_terminal() -> None:
     lines = list_of_commands().splitlines()
     listed = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     renamed = {"verify": "verify-data", "schema": "schema-data"}
     assert sorted(listed) == sorted(["completion", *OF_TRAINER, *(renamed.get(name, name) for name in OF_DATA)])
     assert listed[:3] == ["prepare", "inspect", "train"]
     assert max(map(len, lines)) <= 80
-    assert len(lines) <= 40
+    assert lines.index("more commands:") < 24
 
 
 def test_a_wrong_command_leads_to_the_right_one() -> None:

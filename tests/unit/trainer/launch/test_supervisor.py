@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, ExitCode
+from common.errors import ConfigError, ExitCode, NextStart
 from tests.support.signal_handlers import installed_request
 from trainer.launch import supervisor
 from trainer.launch.stop_request import StopRequest
@@ -53,14 +53,17 @@ class Groups:
 CRASH = Ended(137)
 
 
-@pytest.mark.parametrize("code", sorted(set(ExitCode) - {ExitCode.CRASHED, ExitCode.WORKER}))
+MAY_SUCCEED = [code for code in ExitCode if code.next_start is NextStart.MAY_SUCCEED]
+
+
+@pytest.mark.parametrize("code", sorted({*ExitCode} - {*MAY_SUCCEED}))
 def test_a_reason_that_stays_is_the_exit_code_at_once(code: ExitCode, stop: StopRequest) -> None:
     groups = Groups(Ended(code))
     assert supervise(groups.run, RestartPolicy(3, 5), groups.newest, stop) == code
     assert groups.num_started == 1
 
 
-@pytest.mark.parametrize("code", [ExitCode.CRASHED, ExitCode.WORKER, 137, 139, 255])
+@pytest.mark.parametrize("code", [*MAY_SUCCEED, 137, 139, 255])
 def test_a_group_that_crashes_is_started_again(code: int, stop: StopRequest, capfd: pytest.CaptureFixture[str]) -> None:
     groups = Groups(Ended(code), Ended(0))
     assert supervise(groups.run, RestartPolicy(3, 5), groups.newest, stop) == ExitCode.DONE
