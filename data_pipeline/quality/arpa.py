@@ -30,10 +30,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from common.errors import ConfigError
-from data_pipeline.quality.perplexity import MAX_SCORE, SCORE_STEPS, Scores
+from data_pipeline.quality.perplexity import TOKEN_STEPS, Scores, mean_scores
 from data_pipeline.text import HASH_MULTIPLIER, Hashes, Int64s, mix_hashes
 
-_STEPS = 1024
 _BITS_PER_DIGIT = math.log2(10)
 _GZIP = b"\x1f\x8b"
 _BINARY = b"mmap lm http://kheafield.com/code"
@@ -84,10 +83,7 @@ class ArpaModel:
         before_W = np.array(before, np.int64)
         is_scored_W = before_W > 0
         costs_W = np.where(is_scored_W, self._costs(np.array(hashes, np.uint64), before_W), 0)
-        sums_D, counts_D = (_sums(values_W, np.array(ends, np.int64)) for values_W in (costs_W, is_scored_W))
-        steps_D = np.maximum(counts_D, 1) * (_STEPS // SCORE_STEPS)
-        scores_D: Scores = np.clip((sums_D + steps_D // 2) // steps_D, 0, MAX_SCORE).astype(np.uint16)
-        return scores_D
+        return mean_scores(*(_sums(values_W, np.array(ends, np.int64)) for values_W in (costs_W, is_scored_W)))
 
     def _costs(self, hashes_W: Hashes, before_W: Int64s) -> Int64s:
         """Return the cost of each word after the words before it in its sentence."""
@@ -187,4 +183,4 @@ def _order(hashes: array[int], logarithms: array[float], backoffs: array[float])
     costs_2G = np.array([logarithms, backoffs]).take(order_G, axis=1)  # rows must be contiguous to be saved
     if not np.isfinite(costs_2G).all():
         raise ValueError("a logarithm is not a finite number")
-    return _Order(keys_G[order_G], *np.rint(np.clip(costs_2G, -1000, 1000) * (-_BITS_PER_DIGIT * _STEPS)).astype(np.int32))
+    return _Order(keys_G[order_G], *np.rint(np.clip(costs_2G, -1000, 1000) * (-_BITS_PER_DIGIT * TOKEN_STEPS)).astype(np.int32))

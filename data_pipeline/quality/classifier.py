@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from common.errors import ConfigError, PreparedDataError
+from common.errors import ConfigError
 from data_pipeline.text import HASH_MULTIPLIER, Int64s
 
 Ids = NDArray[np.int32]
@@ -76,10 +75,7 @@ class Classifier:
 
     @staticmethod
     def from_bytes(data: bytes) -> Classifier:
-        try:
-            return Classifier(**load(data))
-        except (SafetensorError, TypeError) as error:
-            raise PreparedDataError(f"classifier: {error}; delete the work folder and run `prepare` again") from None
+        return Classifier(**load(data))
 
 
 def train_classifier(good: Iterable[Ids], bad: Iterable[Ids], bits: int) -> tuple[Classifier, HeldOut]:

@@ -39,7 +39,7 @@ _ID_BITS = 21
 _PAIR_PRIOR, _TRIPLE_PRIOR = 64.0, 8.0  # m2 and m3: the best of 1 to 1000 for the perplexity of held-out prose, November 2026
 _WINDOW_TOKENS = 1 << 16  # in which repeated runs are found; the arrays of one window fit in the processor's cache
 _MULTIPLIERS = tuple(np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xCA5A826395121157))
-_TOKEN_STEPS = 1024  # steps per bit of the cost of one token
+TOKEN_STEPS = 1024  # steps per bit of the cost of one token
 _MIN_EXPONENT = -63
 _MANTISSA_BITS = 10
 
@@ -49,7 +49,7 @@ def _cost_table() -> NDArray[np.int32]:
     steps = np.arange(-_MIN_EXPONENT << _MANTISSA_BITS)
     exponents, mantissas = np.divmod(steps, 1 << _MANTISSA_BITS)
     middle = 1 + (mantissas + 0.5) / (1 << _MANTISSA_BITS)
-    return np.append(np.rint(-_TOKEN_STEPS * (exponents + _MIN_EXPONENT + np.log2(middle))), 0).astype(np.int32)
+    return np.append(np.rint(-TOKEN_STEPS * (exponents + _MIN_EXPONENT + np.log2(middle))), 0).astype(np.int32)
 
 
 _COSTS = _cost_table()
@@ -100,10 +100,7 @@ class ReferenceModel:
             index_T = (bits_T >> (52 - _MANTISSA_BITS)) - ((1023 + _MIN_EXPONENT) << _MANTISSA_BITS)
             totals_T1[block.first + 1 : block.first + 1 + len(p_T)] = _COSTS[index_T]
         np.cumsum(totals_T1, out=totals_T1)
-        sums_D = np.diff(totals_T1[ends_D], prepend=0)
-        steps_D = np.maximum(np.diff(ends_D, prepend=0), 1) * (_TOKEN_STEPS // SCORE_STEPS)
-        scores_D: Scores = np.minimum((sums_D + steps_D // 2) // steps_D, MAX_SCORE).astype(np.uint16)
-        return scores_D
+        return mean_scores(np.diff(totals_T1[ends_D], prepend=0), np.diff(ends_D, prepend=0))
 
 
 def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, settings: QualityConfig) -> ReferenceModel:
@@ -131,6 +128,13 @@ def train_reference(batches: Iterable[tuple[Ids, Int64s]], vocab_size: int, sett
             "name another text, or raise quality.reference_tokens"
         )
     return ReferenceModel(singles_V, pairs_N, triples_N)
+
+
+def mean_scores(sums_D: Int64s, counts_D: Int64s) -> Scores:
+    """Return the mean of some costs of each text, given in 1/1024 bit, as its score."""
+    steps_D = np.maximum(counts_D, 1) * (TOKEN_STEPS // SCORE_STEPS)
+    scores_D: Scores = np.clip((sums_D + steps_D // 2) // steps_D, 0, MAX_SCORE).astype(np.uint16)
+    return scores_D
 
 
 def perplexity(score: float) -> float:
