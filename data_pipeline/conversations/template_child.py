@@ -42,6 +42,7 @@ from common.child_process import SoftLimit, forbid_files, limit_memory
 
 _SHOWN_CHARS = 200
 _SHORT = 24  # messages of a conversation in which it is faster to render all before each answer
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 _GROUP = 4  # messages that are rendered together at least
 
 
@@ -98,7 +99,7 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
     usual = {"tools": None, "documents": None} | variables
 
     def render(number: int, *, prompt: bool = False, shown: list[Any] = messages, given: dict[str, Any] = arguments) -> str:
-        values = usual | given | {"messages": shown[:number], "add_generation_prompt": prompt, "_marks": marks}
+        values = usual | given | {"messages": _with_reasoning(shown[:number]), "add_generation_prompt": prompt, "_marks": marks}
         if (day := values.get("strftime_now")) is not None:
             values["strftime_now"] = lambda form: date.fromisoformat(day).strftime(form)
         return str(template.render(values))
@@ -132,6 +133,15 @@ def _answer(template: jinja2.Template, variables: dict[str, Any], request: dict[
             return True
 
     return {"examples": examples, "unused": [place for place, path in enumerate(request["probes"]) if not has_effect(path)]}
+
+
+def _with_reasoning(messages: list[Any]) -> list[Any]:
+    """Return messages whose reasoning has all names by which templates ask for it, as transformers gives them."""
+    found = [next((one[name] for name in _REASONING if one.get(name) is not None), None) for one in messages]
+    return [
+        one if reasoning is None else {"thinking": reasoning, **one, "reasoning_content": reasoning}
+        for one, reasoning in zip(messages, found, strict=True)
+    ]
 
 
 def _before_answer(render: Any, number: int, messages: list[Any], mark: str) -> str:

@@ -251,6 +251,13 @@ REASONING = (
 """As QwQ and DeepSeek-R1: a prompt goes on with the beginning of a reasoning, which answers have only with a reasoning."""
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_a_template_gets_the_reasoning_by_the_names_that_transformers_gives_it(name: str) -> None:
+    source = "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}|{{ m.content }};{% endfor %}"
+    with renderer_of(source) as renderer:
+        assert renderer.conversation([HELLO[0], HELLO[1] | {name: "Why"}]).text == "||Hello;Why|Why|Hi there;"
+
+
 def test_an_answer_begins_behind_what_stands_before_each_answer(chatml: ChatRenderer) -> None:
     assert chatml.added_to_prompts() == ""
     marked = "{% for m in messages %}{% generation %}{{ m.role }}:{{ m.content }};{% endgeneration %}{% endfor %}"
