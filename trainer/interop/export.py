@@ -21,7 +21,7 @@ from common.untrusted import Count, Schema, parsed
 from trainer.checkpoint.tensor_file import read_specs, read_tensor, same_bytes, spec_of, write_tensor_file
 from trainer.interop import Dtype, FormatName
 from trainer.interop.formats import DTYPES, ExportFormat
-from trainer.interop.gpt2 import EMBEDDING, OWN_NORM
+from trainer.interop.weight_layouts import EMBEDDING, OWN_NORM
 from trainer.model.saved_decoder import SavedDecoder, open_decoder
 from trainer.runs.manifest import FORMAT as CHECKPOINT_FORMAT
 from trainer.runs.manifest import TensorSpec

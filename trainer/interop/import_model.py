@@ -39,8 +39,8 @@ from trainer.inference.conversation import end_of_turn_id
 from trainer.interop.architecture import CONFIG as PUBLISHED_CONFIG
 from trainer.interop.architecture import read_architecture
 from trainer.interop.generation import read_generation
-from trainer.interop.gpt2 import from_fused, from_gemma, from_gpt2, fused_shapes, published_shapes
 from trainer.interop.published_weights import read_weights
+from trainer.interop.weight_layouts import from_fused, from_gemma, from_gpt2, fused_shapes, published_shapes
 from trainer.machine.environment import environment_facts
 from trainer.model.decoder import weight_shapes
 from trainer.model.memory_estimate import check_model_size

@@ -21,7 +21,7 @@ from torch import Tensor
 from common.errors import CheckpointError, ConfigError
 from common.files import UnusableFileError, open_input, parse_json, read_input
 from trainer.checkpoint.tensor_file import read_specs, read_tensor
-from trainer.interop.gpt2 import EMBEDDING
+from trainer.interop.weight_layouts import EMBEDDING
 from trainer.runs.manifest import TensorSpec
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

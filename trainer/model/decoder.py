@@ -1,7 +1,7 @@
 """The decoder: RMSNorm, rotary embeddings, grouped-query attention with QK-norm or without, SwiGLU; or the block of GPT-2.
 
 Parameters have the names and meanings of Qwen3 in Hugging Face transformers, or of Llama without QK-norm, so an export only copies
-them. `interop/gpt2.py` has the names of GPT-2.
+them. `interop/weight_layouts.py` has the names of GPT-2.
 
     B rows   L tokens of a row   D width of the residual stream   N query heads   K key and value heads   H width of a head
     F hidden width of the MLP    V vocabulary, padded        T new tokens of a row whose earlier tokens are in a cache

@@ -17,10 +17,10 @@ from trainer.interop import Dtype
 from trainer.interop.architecture import CONFIG, check_settings, config_of
 from trainer.interop.formats import DTYPES, ExportFormat, Shards
 from trainer.interop.generation import GENERATION
-from trainer.interop.gpt2 import to_gemma, to_gpt2
 from trainer.interop.model_card import model_card
 from trainer.interop.published_weights import INDEX, WEIGHTS
 from trainer.interop.tokenizer_json import check_chat, check_tokenizer, library_of, role_names, tokenizer_json
+from trainer.interop.weight_layouts import to_gemma, to_gpt2
 from trainer.model.saved_decoder import SavedDecoder
 
 _MAX_SHARD_BYTES = 5 * 10**9

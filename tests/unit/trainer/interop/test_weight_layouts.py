@@ -9,8 +9,8 @@ from common.errors import CheckpointError, ConfigError
 from tests.support.published import GPT2, write_published
 from trainer.config import ModelConfig
 from trainer.interop.architecture import config_of, read_architecture
-from trainer.interop.gpt2 import from_gpt2, to_gpt2
 from trainer.interop.import_model import import_model
+from trainer.interop.weight_layouts import from_gpt2, to_gpt2
 from trainer.model.decoder import build_model
 from trainer.model.parameters import parameters_by_name
 from trainer.model.saved_decoder import open_decoder
