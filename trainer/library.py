@@ -126,9 +126,9 @@ def export(run: AnyPath, output: AnyPath, *, checkpoint: str | int = "latest", *
 
 
 class Run:
-    """A run on the disk. It may still be training, so `metrics`, `samples` and `checkpoints` are read anew each time.
+    """The folder of a run. Every function that takes a path accepts it.
 
-    It is a path for all functions that take one.
+    `metrics`, `samples` and `checkpoints` are read from the folder at each access, because the run may still be training.
     """
 
     def __init__(self, path: Path) -> None:

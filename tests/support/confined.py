@@ -387,7 +387,7 @@ def believed_values() -> None:
 
 def written_outside() -> None:
     """Let a command leave a file in the folder above."""
-    inspected = importlib.import_module("trainer.runs.saved_run").record_bytes
+    inspected = importlib.import_module("trainer.runs.record").record_bytes
 
     def read_and_leave(run: Path) -> object:
         (run.parent.parent / "left").write_text("x")
@@ -398,7 +398,7 @@ def written_outside() -> None:
 
 def process_left() -> None:
     """Let a command start a process and not wait for it."""
-    inspected = importlib.import_module("trainer.runs.saved_run").record_bytes
+    inspected = importlib.import_module("trainer.runs.record").record_bytes
 
     def read_and_start(run: Path) -> object:
         if not os.fork():
