@@ -35,7 +35,7 @@ class Engine(Protocol):
 
 class _Worker(ForkServerProcess):
     @staticmethod
-    def _Popen(process_obj: Any) -> Any:
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - its name in `multiprocessing`
         # A worker imports the main module if it has a name. A script that calls `trainer.prepare` would run again in each worker.
         of_main = vars(sys.modules["__main__"])
         names: dict[str, Any] = {name: of_main.pop(name) for name in ("__file__", "__spec__") if name in of_main}

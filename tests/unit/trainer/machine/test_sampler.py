@@ -52,24 +52,24 @@ class RecordedNvml:
             return getattr(pynvml, name)
         return lambda handle, *arguments: self._answer(self._devices[handle][name], arguments)
 
-    def nvmlInit(self) -> None:
+    def nvmlInit(self) -> None:  # noqa: N802
         self.open += 1
 
-    def nvmlShutdown(self) -> None:
+    def nvmlShutdown(self) -> None:  # noqa: N802
         self.open -= 1
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
         return [f"GPU-{UUID}", f"GPU-{OTHER_UUID}"].index(uuid)
 
-    def nvmlEventSetCreate(self) -> str:
+    def nvmlEventSetCreate(self) -> str:  # noqa: N802
         if self._events is None:
             raise pynvml.NVMLError_NotSupported
         return "events"
 
-    def nvmlDeviceRegisterEvents(self, _handle: int, kind: int, _events: str) -> None:
+    def nvmlDeviceRegisterEvents(self, _handle: int, kind: int, _events: str) -> None:  # noqa: N802
         assert kind == pynvml.nvmlEventTypeXidCriticalError
 
-    def nvmlEventSetWait_v2(self, _events: str, _timeout: int) -> Any:
+    def nvmlEventSetWait_v2(self, _events: str, _timeout: int) -> Any:  # noqa: N802
         if not self._events:
             raise pynvml.NVMLError_Timeout
         return SimpleNamespace(eventData=self._events.pop(0))

@@ -83,7 +83,7 @@ class FakeWandb:
             raise self.error
 
     @staticmethod
-    def Table(columns: list[str], data: list[list[Any]]) -> Any:
+    def Table(columns: list[str], data: list[list[Any]]) -> Any:  # noqa: N802
         return (columns, data)
 
 
@@ -99,7 +99,7 @@ class FakeMlflow:
     """Where there is one, every call that is waited for takes until it is set."""
     entities: Any = field(default_factory=lambda: SimpleNamespace(Metric=Point, Param=lambda key, value: (key, value)))
 
-    def MlflowClient(self, tracking_uri: str) -> Any:
+    def MlflowClient(self, tracking_uri: str) -> Any:  # noqa: N802
         assert tracking_uri == "store"
         return self
 
